@@ -1,0 +1,60 @@
+"""Proposals of a draft model: its own top token (or a sample) at each of a few steps."""
+
+from collections.abc import Sequence
+
+import torch
+
+from spec_harness.sequence import SequenceMetadata
+from spec_harness.spec_decode.interfaces import SpeculativeProposals
+from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
+from spec_harness.worker.sampler import SamplerOutput
+
+
+class DraftModelTop1Proposer:
+    """One candidate per position ("top 1": no tree), from a ``MultiStepWorker``. A ``SpeculativeProposer``."""
+
+    def __init__(self, worker: MultiStepWorker, *, max_proposal_len: int, vocab_size: int) -> None:
+        self.worker = worker
+        self.max_proposal_len = max_proposal_len
+        self.vocab_size = vocab_size  # that of the target, and of the worker's sampler
+
+    @property
+    def max_model_len(self) -> int:
+        return self.worker.max_model_len
+
+    def get_proposals(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> SpeculativeProposals:
+        """See ``SpeculativeProposer``. If no sequence may speculate the draft model is not run."""
+        rows = self._split_by_max_model_len(metadata, max_lens)
+        steps = [max_lens[b] for b in rows]
+        chosen = [metadata[b] for b in rows]
+        outputs = self.worker.execute_model_multi_step(chosen, max(steps), row_steps=steps) if rows else []
+        return self._merge_outputs(rows, outputs, max_lens)
+
+    def _split_by_max_model_len(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> list[int]:
+        """The rows that speculate; the others keep their place. Positions fed go up to len + l - 2."""
+        for m, length in zip(metadata, max_lens, strict=True):
+            if length > self.max_proposal_len or (length and len(m.data) + length - 1 > self.max_model_len):
+                raise ValueError(
+                    f"request {m.request_id}: {length} draft tokens from {len(m.data)} tokens on pass the draft's maximum "
+                    f"of {self.max_model_len} positions or max_proposal_len = {self.max_proposal_len}"
+                )
+        return [b for b, length in enumerate(max_lens) if length > 0]
+
+    def _merge_outputs(
+        self, rows: Sequence[int], outputs: Sequence[SamplerOutput], lens: Sequence[int]
+    ) -> SpeculativeProposals:
+        """Puts the outputs of the speculating ``rows`` back into their places among all B."""
+        shape, device = (len(lens), self.max_proposal_len), self.worker.runner.device
+        token_ids = torch.full(shape, -1, dtype=torch.int64, device=device)
+        probs = torch.zeros(*shape, self.vocab_size, device=device)
+        if outputs:
+            index = torch.tensor(rows, device=device)
+            token_ids[:, : len(outputs)].index_copy_(0, index, torch.stack([o.token_ids for o in outputs], dim=1))
+            probs[:, : len(outputs)].index_copy_(0, index, torch.stack([o.probs for o in outputs], dim=1))
+        return SpeculativeProposals(token_ids, probs, torch.tensor(list(lens), dtype=torch.int64))
+
+    def rewind(self, seq_id: int, length: int) -> None:
+        self.worker.rewind(seq_id, length)
+
+    def forget(self, seq_id: int) -> None:
+        self.worker.forget(seq_id)

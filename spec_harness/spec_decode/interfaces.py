@@ -1,0 +1,48 @@
+"""What a proposer gives, and what a proposer is. Nothing above this interface knows of draft models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spec_harness.sequence import SequenceMetadata
+
+
+@dataclass(frozen=True)
+class SpeculativeProposals:
+    """The draft tokens of a batch in one round; k is the run's ``max_proposal_len``.
+
+    A row without a proposal holds -1 tokens, zero probabilities and length 0, in its place.
+    """
+
+    proposal_token_ids: Int[Tensor, "B k"]  # -1 padded
+    proposal_probs: Float[Tensor, "B k V"]  # the draft's processed distribution at each position; 0 past the length
+    proposal_lens: Int[Tensor, " B"]  # on the host: lengths are known before anything is computed
+
+    @property
+    def lens(self) -> list[int]:
+        return [int(n) for n in self.proposal_lens.tolist()]
+
+
+class SpeculativeProposer(Protocol):
+    """Proposes tokens for sequences; holds whatever state it needs for that."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Positions it can speak about; ``None``: any."""
+        ...
+
+    def get_proposals(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> SpeculativeProposals:
+        """At most ``max_lens[b]`` tokens for each sequence; B rows in the order of ``metadata``, which is not
+        changed."""
+        ...
+
+    def rewind(self, seq_id: int, length: int) -> None:
+        """The sequence has ``length`` committed tokens; whatever was computed past the last but one is void."""
+        ...
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence's KV blocks are gone."""
+        ...

@@ -1,0 +1,58 @@
+"""What one round, and one request, leave behind: plain host values, no torch.
+
+The evaluation turns these into ``rounds.parquet``, ``requests.parquet`` and the proposal statistics.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SkipReason = Literal["cap", "budget", "target_max", "draft_max", "disabled", "low_confidence", "no_match"]
+StopReason = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """One sequence in one round (propose, score, verify, commit).
+
+    The counts are those after the end-of-sequence cut: if an end-of-sequence token was accepted at proposal index j,
+    then ``proposal_len = num_accepted = num_emitted = j + 1`` and what was drafted behind it is only in
+    ``num_draft_tokens_past_end``. Otherwise ``num_emitted = num_accepted + 1``.
+    """
+
+    request_id: str
+    turn: int
+    sample: int
+    round: int  # 0, 1, 2 ... within the sequence
+    context_len: int  # tokens of the sequence (prompt and output) before the round
+    proposal_len: int  # l: draft tokens that count
+    num_accepted: int  # a: unbroken accepted prefix
+    num_aligned: int  # n: draft tokens that pass the acceptance test regardless of earlier rejections
+    num_emitted: int  # e
+    num_draft_tokens_past_end: int
+    skip_reason: SkipReason | None  # set if and only if nothing was proposed
+    ended_by_accepted_eos: bool
+    draft_token_ids: list[int]  # proposal_len entries
+    output_token_ids: list[int]  # num_emitted entries, all of them committed
+    draft_probs: list[float]  # draft probability of each draft token
+    target_probs: list[float]  # target probability of each draft token
+    expected_acceptance: list[float]  # sum over v of min(draft, target), accepted positions and the first rejected one
+
+
+@dataclass(kw_only=True)
+class RequestRecord:
+    """One finished sequence of one request. Times in seconds on a monotonic clock, relative to its admission."""
+
+    request_id: str
+    turn: int
+    sample: int
+    category: str
+    prompt: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]  # the output, the prefill's token included
+    text: str
+    stop_reason: StopReason
+    time_to_first_token: float
+    time_per_output_token: float | None  # null for a single output token
+    preemptions: int = 0
+    rounds: list[RoundRecord] = field(default_factory=list)
+    baseline_verdict: Literal["equal", "tie", "fault"] | None = None

@@ -1,0 +1,110 @@
+"""One round: propose, score, verify. The scheduler commits what it returns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from spec_harness.sequence import SequenceMetadata
+from spec_harness.spec_decode.interfaces import SpeculativeProposals, SpeculativeProposer
+from spec_harness.spec_decode.rejection_sampler import RejectionSampler, Verification
+from spec_harness.spec_decode.stage_timer import StageTimer
+from spec_harness.spec_decode.target_scorer import TargetScorer
+from spec_harness.worker.sampler import keys_of
+from spec_harness.worker.worker import Worker
+
+
+class NonFiniteLogitsError(FloatingPointError):
+    """A model gave NaN or infinite logits: nothing drawn from them would mean anything."""
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What one round gave one sequence, on the host, before the end-of-sequence rule is applied."""
+
+    output_token_ids: list[int]  # num_accepted + 1 of them
+    num_accepted: int
+    passed: list[bool]  # the acceptance test of each draft token
+    draft_token_ids: list[int]
+    draft_probs: list[float]
+    target_probs: list[float]
+    expected_acceptance: list[float]
+
+
+class SpecDecodeWorker:
+    """A proposer and a target worker. With ``NoProposer`` it is plain autoregressive decoding."""
+
+    def __init__(self, proposer: SpeculativeProposer, target: Worker, timer: StageTimer) -> None:
+        self.proposer = proposer
+        self.target = target
+        self.timer = timer
+        self._scorer = TargetScorer(target)
+        self._verifier = RejectionSampler()
+
+    def prefill(self, metadata: Sequence[SequenceMetadata]) -> list[int]:
+        """The target's pass over the prompts: the first token of each sequence. No round; the draft catches up
+        later."""
+        with self.timer.stage("prefill"):
+            output = self.target.execute_model(metadata)
+            tokens = torch.stack([output.token_ids.double(), output.probs.sum(-1).double()]).cpu()
+        self._check_finite([m.request_id for m, p in zip(metadata, tokens[1].isfinite(), strict=True) if not p])
+        return [int(t) for t in tokens[0].tolist()]
+
+    def execute_round(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> list[RoundOutcome]:
+        """One outcome per sequence. Needs len + max_lens[b] KV slots of each. Changes no metadata."""
+        with self.timer.stage("propose"):
+            proposals = self.proposer.get_proposals(metadata, max_lens)
+        with self.timer.stage("score"):
+            target_probs = self._scorer.score(metadata, proposals)
+        with self.timer.stage("verify"):
+            keys = keys_of(metadata, target_probs.device)
+            first = torch.tensor([len(m.data) for m in metadata], device=target_probs.device)
+            rows = _pack(proposals, self._verifier.verify(target_probs, proposals, keys, first)).cpu().tolist()
+        self._check_finite([m.request_id for m, row in zip(metadata, rows, strict=True) if not row[-1]])
+        k = proposals.proposal_token_ids.shape[1]
+        return [_unpack(row, k, length) for row, length in zip(rows, proposals.lens, strict=True)]
+
+    def rewind(self, seq_id: int, length: int) -> None:
+        """After a commit: both models' KV past the last but one of ``length`` tokens is void."""
+        self.target.rewind(seq_id, length)
+        self.proposer.rewind(seq_id, length)
+
+    def forget(self, seq_id: int) -> None:
+        self.target.forget(seq_id)
+        self.proposer.forget(seq_id)
+
+    @staticmethod
+    def _check_finite(request_ids: Sequence[str]) -> None:
+        if request_ids:
+            raise NonFiniteLogitsError(f"NaN or infinite logits for request {', '.join(request_ids)}")
+
+
+def _pack(proposals: SpeculativeProposals, verified: Verification) -> torch.Tensor:
+    """All that the host needs of a round in one float64 tensor, so in one copy (token ids are exact up to 2^53)."""
+    columns = (
+        verified.num_accepted[:, None],
+        verified.output_token_ids,
+        proposals.proposal_token_ids,
+        verified.passed,
+        verified.draft_probs,
+        verified.target_probs,
+        verified.expected_acceptance,
+        verified.finite[:, None],
+    )
+    return torch.cat([column.to(torch.float64) for column in columns], dim=1)
+
+
+def _unpack(row: list[float], k: int, proposal_len: int) -> RoundOutcome:
+    num_accepted = int(row[0])
+    start = 1 + (k + 1)  # after the output tokens
+    drafted, passed, draft, target, expected = (row[start + i * k :][:proposal_len] for i in range(5))
+    return RoundOutcome(
+        output_token_ids=[int(t) for t in row[1 : num_accepted + 2]],
+        num_accepted=num_accepted,
+        passed=[bool(p) for p in passed],
+        draft_token_ids=[int(t) for t in drafted],
+        draft_probs=draft,
+        target_probs=target,
+        # Positions behind the first rejected one condition on a prefix that did not come about.
+        expected_acceptance=expected[: num_accepted + 1],
+    )

@@ -1,0 +1,38 @@
+"""Scoring: the target's distribution at every position of the proposals, in one forward."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spec_harness.sequence import SequenceMetadata
+from spec_harness.spec_decode.interfaces import SpeculativeProposals
+from spec_harness.worker.worker import Worker
+
+
+class TargetScorer:
+    """Feeds each sequence's last token and its proposal (T = sum of 1 + proposal_lens tokens): no batch expansion."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def score(self, metadata: Sequence[SequenceMetadata], proposals: SpeculativeProposals) -> Float[Tensor, "B k+1 V"]:
+        """The target's processed distributions: entry i of a row is that of position len + i; 0 past the proposal's
+        length.
+
+        Needs len + l KV slots of each sequence. The target's KV then covers the proposal: rewind after verification.
+        """
+        batch, k = proposals.proposal_token_ids.shape
+        lens = proposals.lens
+        packed = [b * k + i for b, n in enumerate(lens) for i in range(n)]
+        pending = proposals.proposal_token_ids.reshape(-1)
+        if len(packed) < batch * k:
+            pending = pending[torch.tensor(packed, dtype=torch.int64, device=pending.device)]
+        logits = self.worker.compute_logits(metadata, pending if packed else None, lens, score=True)
+        probs = self.worker.sampler.probs(logits)
+        if probs.shape[0] == batch * (k + 1):
+            return probs.view(batch, k + 1, -1)
+        places = [b * (k + 1) + i for b, n in enumerate(lens) for i in range(n + 1)]
+        padded = probs.new_zeros(batch * (k + 1), probs.shape[-1])
+        return padded.index_copy_(0, torch.tensor(places, device=probs.device), probs).view(batch, k + 1, -1)

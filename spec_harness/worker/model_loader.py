@@ -1,0 +1,127 @@
+"""Loading Hugging Face causal language models so that they can run on the paged cache.
+
+Each model gets a config of its own: setting the attention implementation changes the config.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from spec_harness.errors import UserError
+from spec_harness.kv_cache.kv_cache import LayerShape
+from spec_harness.worker.paged_check import PagedCheck, check_paged_attention
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that passed the checks at load, its attention set to the paged one."""
+
+    model: PreTrainedModel
+    layers: list[LayerShape]
+    max_model_len: int  # tokens (positions)
+    vocab_size: int  # width of the logits
+    check: PagedCheck
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+
+def load_pretrained(
+    path: str,
+    *,
+    where: str,
+    device: torch.device,
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+) -> PreTrainedModel:
+    """A hub id or a folder. ``where`` is the configuration group, for messages. Raises ``UserError``.
+
+    Weights that are missing from the checkpoint are refused: they would be random, and measured as if they were the
+    model's.
+    """
+    common = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(path, **common)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=copy.deepcopy(config),
+            dtype=_dtype(dtype, config, device),
+            attn_implementation="eager",
+            use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
+            **common,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{where}.path={path}: {_reason(path, error)}") from error
+    if info["missing_keys"]:
+        raise UserError(f"{where}.path={path}: the checkpoint lacks weights, among them {sorted(info['missing_keys'])[0]}")
+    return _finish(model, device)
+
+
+def build_random(config: Mapping[str, Any], *, where: str, device: torch.device, dtype: str, seed: int) ->
+PreTrainedModel:
+    """A model with random weights from ``config`` (``model_type`` and its sizes): for trying an architecture."""
+    try:
+        model_config = AutoConfig.for_model(**{str(key): value for key, value in config.items()})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UserError(f"{where}.config: {_first_line(error)}") from error
+    return _finish(model.to(_dtype(dtype, model_config, device)), device)
+
+
+def prepare(model: PreTrainedModel, *, where: str, max_model_len: int | None) -> LoadedModel:
+    """Checks that the model may be measured, and switches it to paged attention. Raises ``UserError``."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is None and max_model_len is None:
+        raise UserError(f"{where}.max_model_len: the model's config names no maximum length; give one")
+    if limit is not None and max_model_len is not None and max_model_len > limit:
+        raise UserError(f"{where}.max_model_len={max_model_len} is above the model's maximum of {limit} positions")
+    length = max_model_len or int(limit)
+    layers, check = check_paged_attention(model, where=where, max_model_len=length)
+    return LoadedModel(model, layers, length, int(model.get_output_embeddings().weight.shape[0]), check)
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The ids that end a text: the generation config's, else the config's, else the tokenizer's."""
+    for source in (model.generation_config, model.config.get_text_config(), tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            return frozenset([value] if isinstance(value, int) else value)
+    return frozenset()
+
+
+def _dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """``auto``: float32 on the CPU; elsewhere what the checkpoint was saved in."""
+    if name != "auto":
+        return DTYPES[name]
+    saved = getattr(config, "dtype", None)
+    return saved if device.type != "cpu" and isinstance(saved, torch.dtype) else torch.float32
+
+
+def _finish(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return,arg-type]
+
+
+def _reason(path: str, error: Exception) -> str:
+    folder = Path(path).expanduser()
+    if folder.is_dir() and any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
+        return "the folder holds only pickled weights; convert them to safetensors, or set allow_pickle=true if you trust them"
+    if not folder.exists() and path.startswith(("/", ".", "~")):
+        return "no such folder"
+    return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,193 @@
+"""Whether a model may be measured on the paged cache. What would be measured silently wrong is refused by name.
+
+Some architectures never call the registered attention function, or only in some layers, or keep information elsewhere
+than in keys and values (state-space layers, convolutions), or attend within chunks. Their output would differ from the
+model's own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from spec_harness.errors import UserError
+from spec_harness.kv_cache.kv_cache import KVCache, LayerShape
+from spec_harness.worker.attention import PAGED
+from spec_harness.worker.model_runner import ModelRunner, QueryRow
+
+_PROBE = "spec_harness_probe"
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Largest paged-dense difference that rounding explains, as a share of the largest |logit|.
+_CAP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
+_PROMPTS, _STEPS, _BLOCK_SIZE = (37, 11), 3, 4
+
+
+@dataclass(frozen=True)
+class PagedCheck:
+    """Paged against dense logits of one model and dtype."""
+
+    max_difference: float
+    max_logit: float  # largest |logit| of the dense model
+    cap: float  # largest difference allowed
+    tie_tolerance: float  # margins up to this are numerical ties
+
+
+@contextmanager
+def attention_set_to(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """The model with another attention implementation, for the time of the block."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@torch.inference_mode()
+def dense_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Float[Tensor, "L V"]:
+    """The model's own logits at every position of one sequence, without our cache and attention."""
+    with attention_set_to(model, "eager"):
+        ids = torch.tensor([list(token_ids)], device=model.device)
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits
+
+
+def check_paged_attention(
+    model: PreTrainedModel, *, where: str, max_model_len: int
+) -> tuple[list[LayerShape], PagedCheck]:
+    """Refuses (``UserError``) what cannot be measured; leaves the model set to paged attention.
+
+    Returns what each layer caches, and how far paged logits are from dense ones.
+    """
+    name = model.config.model_type
+    refuse = _refusal(name, where)
+    _check_config(model, max_model_len, refuse)
+    layers = _probe_layers(model, refuse)
+    check = measure_paged(model, layers, _sample_prompts(model, max_model_len))
+    if not check.max_difference <= check.cap:  # NaN fails too
+        raise refuse(
+            f"its logits on the paged KV cache differ from its own by {check.max_difference:.1e} (allowed: {check.cap:.1e}), "
+            "so it keeps information elsewhere"
+        )
+    model.set_attn_implementation(PAGED)
+    return layers, check
+
+
+def _refusal(name: str, where: str) -> Callable[[str], UserError]:
+    return lambda reason: UserError(f"{where}: architecture '{name}' cannot be measured: {reason}")
+
+
+def _check_config(model: PreTrainedModel, max_model_len: int, refuse: Callable[[str], UserError]) -> None:
+    config = model.config.get_text_config()
+    others = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if others:
+        raise refuse(f"it has layers of type {', '.join(sorted(others))}; only full and sliding attention can be paged")
+    if getattr(config, "attention_chunk_size", None) is not None:
+        raise refuse("it attends within chunks (attention_chunk_size)")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+        if parameters.get("rope_type") in ("dynamic", "longrope") and max_model_len > original:
+            raise refuse(
+                f"its {parameters['rope_type']} rotary scale depends on the longest sequence of a batch beyond {original} "
+                f"tokens; set max_model_len={original} or lower"
+            )
+
+
+def _probe_layers(model: PreTrainedModel, refuse: Callable[[str], UserError]) -> list[LayerShape]:
+    """One dense forward that records which layers call the attention interface, and what they would cache."""
+    seen: dict[int, LayerShape] = {}
+    model.set_attn_implementation(_PROBE)
+    if model.config._attn_implementation != _PROBE:
+        raise refuse("transformers cannot set its attention function")
+    try:
+        with torch.inference_mode():
+            ids = torch.arange(1, 5, device=model.device)[None]
+            model(input_ids=ids, position_ids=torch.arange(4, device=model.device)[None], use_cache=False, probe=seen)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise refuse(f"its forward does not take what paged attention needs ({str(error).splitlines()[0]})") from error
+    expected = int(model.config.get_text_config().num_hidden_layers)
+    missing = sorted(set(range(expected)) - set(seen))
+    if missing or len(seen) != expected:
+        raise refuse(f"{len(seen)} of its {expected} layers use the attention interface, all must")
+    return [seen[i] for i in range(expected)]
+
+
+def _probe_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *,
+    probe: dict[int, LayerShape],
+    **_: Any,
+) -> tuple[Tensor, None]:
+    probe[int(module.layer_idx)] = LayerShape(key.shape[1], key.shape[3], value.shape[3])  # type: ignore[arg-type]
+    shared = query.shape[1] // key.shape[1]
+    out = scaled_dot_product_attention(
+        query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), is_causal=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_PROBE, _probe_attention)
+
+
+def _sample_prompts(model: PreTrainedModel, max_model_len: int) -> list[list[int]]:
+    """Random token ids (seeded), two sequences of different lengths, so that they share a packed forward."""
+    generator = torch.Generator().manual_seed(0)
+    vocab = int(model.config.get_text_config().vocab_size)
+    lens = [min(length + _STEPS, max_model_len) for length in _PROMPTS]
+    return [torch.randint(0, vocab, (n,), generator=generator).tolist() for n in lens]
+
+
+@torch.inference_mode()
+def measure_paged(
+    model: PreTrainedModel, layers: Sequence[LayerShape], sequences: Sequence[Sequence[int]]
+) -> PagedCheck:
+    """Prefill all but the last tokens of ``sequences`` in one packed forward, then decode three steps (fewer if
+    shorter), with block tables in shuffled order; compare every logit with the dense model's."""
+    dense = [dense_logits(model, ids) for ids in sequences]
+    steps = min(_STEPS, min(len(ids) for ids in sequences) - 1)
+    with attention_set_to(model, PAGED):
+        paged = _paged_logits(model, layers, sequences, steps)
+    difference = max(float((p.float() - d.float()).abs().max()) for p, d in zip(paged, dense, strict=True))
+    max_logit = max(float(d.float().abs().max()) for d in dense)
+    return paged_check(difference, max_logit, model.dtype)
+
+
+def paged_check(difference: float, max_logit: float, dtype: torch.dtype) -> PagedCheck:
+    """The tie tolerance is twice the difference measured, at least two rounding steps, at most the cap: a broken cache
+    cannot widen it."""
+    cap = _CAP[dtype] * max_logit
+    floor = min(2 * torch.finfo(dtype).eps * max_logit, cap)
+    return PagedCheck(difference, max_logit, cap, min(max(2 * difference, floor), cap))
+
+
+def _paged_logits(
+    model: PreTrainedModel, layers: Sequence[LayerShape], sequences: Sequence[Sequence[int]], steps: int
+) -> list[Tensor]:
+    widths = [-(-len(ids) // _BLOCK_SIZE) for ids in sequences]
+    blocks: Int[Tensor, " N"] = torch.randperm(sum(widths), generator=torch.Generator().manual_seed(1)) + 1
+    tables = [table.tolist() for table in blocks.split(widths)]  # type: ignore[no-untyped-call]
+    cache = KVCache(layers, num_blocks=sum(widths), block_size=_BLOCK_SIZE, dtype=model.dtype, device=model.device)
+    runner = ModelRunner(model, cache)
+    parts: list[list[Tensor]] = [[] for _ in sequences]
+    for step in range(steps + 1):
+        rows = []
+        for ids, table in zip(sequences, tables, strict=True):
+            end = len(ids) - steps + step
+            start = 0 if step == 0 else end - 1
+            fed = list(ids[start:end])
+            rows.append(QueryRow(block_table=table, start=start, token_ids=fed, num_logits=len(fed)))
+        logits = runner.run(rows).split([row.num_logits for row in rows])  # type: ignore[no-untyped-call]
+        for part, piece in zip(parts, logits, strict=True):
+            part.append(piece)
+    return [torch.cat(part) for part in parts]
