@@ -35,8 +35,8 @@ class DraftModelTop1Proposer:
         for m, length in zip(metadata, max_lens, strict=True):
             if length > self.max_proposal_len or (length and len(m.data) + length - 1 > self.max_model_len):
                 raise ValueError(
-                    f"request {m.request_id}: {length} draft tokens from {len(m.data)} tokens on pass the draft's maximum "
-                    f"of {self.max_model_len} positions or max_proposal_len = {self.max_proposal_len}"
+                    f"request {m.request_id}: {length} draft tokens from {len(m.data)} tokens on pass the draft's "
+                    f"maximum of {self.max_model_len} positions or max_proposal_len = {self.max_proposal_len}"
                 )
         return [b for b, length in enumerate(max_lens) if length > 0]
 

@@ -30,8 +30,11 @@ class Verification:
 
 class RejectionSampler:
     """Accepts draft token y iff ``u * draft(y) < target(y)``, keeps the unbroken prefix, and draws the next token from
-    relu(target - draft), with draft = 0 past the end of the proposal. Recovered, bonus, skipped and greedy (one-hot) rows
-    are one expression. Randomness comes from the requests' keys, so it is independent of the batch."""
+    relu(target - draft), with draft = 0 past the end of the proposal.
+
+    Recovered, bonus, skipped and greedy (one-hot) rows are one expression. Randomness comes from the requests' keys, so
+    it is independent of the batch.
+    """
 
     def verify(
         self,

@@ -87,8 +87,8 @@ class Scheduler:
         """Queues a request. Raises ``ValueError`` if it could never be run."""
         if not 0 < len(request.prompt_token_ids) < self.worker.target.max_model_len:
             raise ValueError(
-                f"request {request.request_id}: a prompt of {len(request.prompt_token_ids)} tokens does not lie between 1 and "
-                f"the target's maximum of {self.worker.target.max_model_len} - 1"
+                f"request {request.request_id}: a prompt of {len(request.prompt_token_ids)} tokens, where 1 to "
+                f"{self.worker.target.max_model_len - 1} are possible (the target's maximum less 1)"
             )
         if self.blocks_needed(request) > self.blocks.num_blocks:
             raise ValueError(

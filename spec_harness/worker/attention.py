@@ -72,7 +72,8 @@ class PagedBatch:
         starts = [0]
         for length in query_lens:
             starts.append(starts[-1] + length)
-        groups, order = [], []
+        groups: list[QueryGroup] = []
+        order: list[tuple[int, int]] = []
         for members in _group_by_query_len(query_lens):
             width = max(query_lens[b] for b in members)
             tokens = [[starts[b] + min(i, query_lens[b] - 1) for i in range(width)] for b in members]

@@ -52,7 +52,7 @@ def load_pretrained(
     common = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(path, **common)
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=copy.deepcopy(config),
             dtype=_dtype(dtype, config, device),
@@ -63,32 +63,35 @@ def load_pretrained(
         )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{where}.path={path}: {_reason(path, error)}") from error
+    model, info = loaded
     if info["missing_keys"]:
-        raise UserError(f"{where}.path={path}: the checkpoint lacks weights, among them {sorted(info['missing_keys'])[0]}")
-    return _finish(model, device)
+        missing = sorted(info["missing_keys"])
+        raise UserError(f"{where}.path={path}: the checkpoint lacks weights ({len(missing)}, e.g. {missing[0]})")
+    return _to(device, model)
 
 
-def build_random(config: Mapping[str, Any], *, where: str, device: torch.device, dtype: str, seed: int) ->
-PreTrainedModel:
+def build_random(
+    config: Mapping[str, Any], *, where: str, device: torch.device, dtype: str, seed: int
+) -> PreTrainedModel:
     """A model with random weights from ``config`` (``model_type`` and its sizes): for trying an architecture."""
     try:
         model_config = AutoConfig.for_model(**{str(key): value for key, value in config.items()})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(f"{where}.config: {_first_line(error)}") from error
-    return _finish(model.to(_dtype(dtype, model_config, device)), device)
+    return _to(device, model.to(_dtype(dtype, model_config, device)))
 
 
 def prepare(model: PreTrainedModel, *, where: str, max_model_len: int | None) -> LoadedModel:
     """Checks that the model may be measured, and switches it to paged attention. Raises ``UserError``."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is None and max_model_len is None:
-        raise UserError(f"{where}.max_model_len: the model's config names no maximum length; give one")
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and max_model_len is not None and max_model_len > limit:
         raise UserError(f"{where}.max_model_len={max_model_len} is above the model's maximum of {limit} positions")
-    length = max_model_len or int(limit)
+    length = limit if max_model_len is None else max_model_len
+    if length is None:
+        raise UserError(f"{where}.max_model_len: the model's config names no maximum length; give one")
     layers, check = check_paged_attention(model, where=where, max_model_len=length)
     return LoadedModel(model, layers, length, int(model.get_output_embeddings().weight.shape[0]), check)
 
@@ -110,14 +113,18 @@ def _dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.d
     return saved if device.type != "cpu" and isinstance(saved, torch.dtype) else torch.float32
 
 
-def _finish(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return,arg-type]
+def _to(device: torch.device, model: PreTrainedModel) -> PreTrainedModel:
+    moved: PreTrainedModel = model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]  # typed for str only
+    return moved
 
 
 def _reason(path: str, error: Exception) -> str:
     folder = Path(path).expanduser()
     if folder.is_dir() and any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
-        return "the folder holds only pickled weights; convert them to safetensors, or set allow_pickle=true if you trust them"
+        return (
+            "the folder holds only pickled weights; convert them to safetensors, or set allow_pickle=true if you trust "
+            "them"
+        )
     if not folder.exists() and path.startswith(("/", ".", "~")):
         return "no such folder"
     return _first_line(error)

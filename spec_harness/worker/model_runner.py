@@ -52,7 +52,11 @@ class ModelRunner:
         ``pending`` holds the rows' device tokens one after the other (P = sum of ``num_pending``). Tokens that the
         draft sampled are fed back, and scored, without a copy to the host.
         """
-        ids, positions, owners, wanted, pending_at = [], [], [], [], []
+        ids: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
+        wanted: list[int] = []
+        pending_at: list[int] = []
         for row_index, row in enumerate(rows):
             ids += row.token_ids
             pending_at += range(len(ids), len(ids) + row.num_pending)
@@ -60,8 +64,8 @@ class ModelRunner:
             positions += range(row.start, row.end)
             owners += [row_index] * row.num_tokens
             wanted += range(len(ids) - row.num_logits, len(ids))
-        to_device = self._to_device(ids, positions, owners, wanted, pending_at)
-        input_ids, position_ids, owner, keep, pending_index = to_device
+        columns = (ids, positions, owners, wanted, pending_at)
+        input_ids, position_ids, owner, keep, pending_index = self._to_device(*columns)
         if pending is not None:
             input_ids = input_ids.index_copy(0, pending_index, pending)
         batch = PagedBatch.build(

@@ -72,8 +72,8 @@ def check_paged_attention(
     check = measure_paged(model, layers, _sample_prompts(model, max_model_len))
     if not check.max_difference <= check.cap:  # NaN fails too
         raise refuse(
-            f"its logits on the paged KV cache differ from its own by {check.max_difference:.1e} (allowed: {check.cap:.1e}), "
-            "so it keeps information elsewhere"
+            f"its logits on the paged KV cache differ from its own by {check.max_difference:.1e} (allowed: "
+            f"{check.cap:.1e}), so it keeps information elsewhere"
         )
     model.set_attn_implementation(PAGED)
     return layers, check
@@ -95,8 +95,8 @@ def _check_config(model: PreTrainedModel, max_model_len: int, refuse: Callable[[
         original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
         if parameters.get("rope_type") in ("dynamic", "longrope") and max_model_len > original:
             raise refuse(
-                f"its {parameters['rope_type']} rotary scale depends on the longest sequence of a batch beyond {original} "
-                f"tokens; set max_model_len={original} or lower"
+                f"its {parameters['rope_type']} rotary scale depends on the longest sequence of a batch beyond "
+                f"{original} tokens; set max_model_len={original} or lower"
             )
 
 
@@ -176,7 +176,7 @@ def _paged_logits(
 ) -> list[Tensor]:
     widths = [-(-len(ids) // _BLOCK_SIZE) for ids in sequences]
     blocks: Int[Tensor, " N"] = torch.randperm(sum(widths), generator=torch.Generator().manual_seed(1)) + 1
-    tables = [table.tolist() for table in blocks.split(widths)]  # type: ignore[no-untyped-call]
+    tables = [table.tolist() for table in blocks.split(widths)]
     cache = KVCache(layers, num_blocks=sum(widths), block_size=_BLOCK_SIZE, dtype=model.dtype, device=model.device)
     runner = ModelRunner(model, cache)
     parts: list[list[Tensor]] = [[] for _ in sequences]
@@ -187,7 +187,7 @@ def _paged_logits(
             start = 0 if step == 0 else end - 1
             fed = list(ids[start:end])
             rows.append(QueryRow(block_table=table, start=start, token_ids=fed, num_logits=len(fed)))
-        logits = runner.run(rows).split([row.num_logits for row in rows])  # type: ignore[no-untyped-call]
+        logits = runner.run(rows).split([row.num_logits for row in rows])
         for part, piece in zip(parts, logits, strict=True):
             part.append(piece)
     return [torch.cat(part) for part in parts]
