@@ -1,17 +1,26 @@
 """Tiny random models and plain helpers for the tests: float32, CPU, no download."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spec_harness.sequence import SamplingParams
+from spec_harness.kv_cache.kv_cache import KVCache
+from spec_harness.sequence import SamplingParams, SequenceData, SequenceMetadata
 from spec_harness.spec_decode.engine import EngineSettings, SamplerSettings, build_scheduler
+from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
 from spec_harness.spec_decode.records import RequestRecord
 from spec_harness.spec_decode.scheduler import Request, Scheduler
 from spec_harness.spec_decode.stopping import StopCriteria
 from spec_harness.worker.model_loader import LoadedModel, build_random, prepare
+from spec_harness.worker.model_runner import ModelRunner
+from spec_harness.worker.paged_check import dense_logits
+from spec_harness.worker.randomness import Stream
+from spec_harness.worker.sampler import Sampler
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -44,8 +53,7 @@ def tiny_loaded(
 
 def noisy_copy(loaded: LoadedModel, *, scale: float, seed: int = 1, max_model_len: int | None = None) -> LoadedModel:
     """A draft that often agrees with its target: the same weights plus noise."""
-    model = tiny_model(**{"model_type": loaded.model.config.model_type}, seed=0)
-    model.load_state_dict(loaded.model.state_dict())
+    model = copy.deepcopy(loaded.model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -107,3 +115,72 @@ def run(engine: Scheduler, requests: Sequence[Request]) -> dict[str, RequestReco
         engine.blocks.check_integrity()
     assert engine.blocks.num_allocated == 0
     return finished
+
+
+def acceptance_rate(records: Iterable[RequestRecord]) -> float:
+    rounds = [r for record in records for r in record.rounds]
+    return sum(r.num_accepted for r in rounds) / sum(r.proposal_len for r in rounds)
+
+
+def generate(
+    loaded: LoadedModel, prompt: Sequence[int], *, max_new_tokens: int, eos_token_ids: Sequence[int] = ()
+) -> list[int]:
+    """The reference for greedy output: transformers' own generation on a dense twin, batch 1, unpadded."""
+    twin = copy.deepcopy(loaded.model)
+    twin.set_attn_implementation("eager")
+    twin.generation_config.eos_token_id = list(eos_token_ids) or None
+    ids = torch.tensor([list(prompt)])
+    output = twin.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens)
+    return output[0, len(prompt) :].tolist()
+
+
+def smallest_margin(loaded: LoadedModel, prompt: Sequence[int], output: Sequence[int]) -> float:
+    """The smallest top-1 minus top-2 distance of the dense logits along ``output``: how far from a numerical tie."""
+    logits = dense_logits(loaded.model, [*prompt, *output])[len(prompt) - 1 : -1]
+    top = logits.topk(2).values
+    return float((top[:, 0] - top[:, 1]).min())
+
+
+def worker(
+    loaded: LoadedModel,
+    *,
+    num_blocks: int = 32,
+    block_size: int = 4,
+    temperature: float = 0.0,
+    stream: Stream = Stream.DRAFT_TOKEN,
+    vocab_size: int | None = None,
+) -> MultiStepWorker:
+    cache = KVCache(loaded.layers, num_blocks=num_blocks, block_size=block_size, dtype=loaded.dtype, device=CPU)
+    sampler = Sampler(temperature=temperature, stream=stream, vocab_size=vocab_size)
+    return MultiStepWorker(ModelRunner(loaded.model, cache), sampler, max_model_len=loaded.max_model_len)
+
+
+def metadata(
+    index: int, prompt: Sequence[int], block_table: Sequence[int], output: Sequence[int] = (), **sampling: Any
+) -> SequenceMetadata:
+    return SequenceMetadata(
+        request_id=f"r{index}",
+        seq_id=index,
+        data=SequenceData(list(prompt), list(output)),
+        block_table=list(block_table),
+        sampling=SamplingParams(**{"max_new_tokens": 20, "seed": 1000 + index, **sampling}),
+    )
+
+
+def shuffled_tables(lengths: Sequence[int], block_size: int, *, num_blocks: int, seed: int = 0) -> list[list[int]]:
+    """Block tables for sequences of ``lengths`` tokens out of blocks 1 ... ``num_blocks``, in random order."""
+    widths = [-(-n // block_size) for n in lengths]
+    order = (torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)) + 1).tolist()
+    starts = [sum(widths[:i]) for i in range(len(widths))]
+    return [order[start : start + width] for start, width in zip(starts, widths, strict=True)]
+
+
+@contextmanager
+def forwards(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects the input ids of every forward of ``model`` inside the block."""
+    seen: list[Tensor] = []
+    handle = model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()

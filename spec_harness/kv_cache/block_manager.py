@@ -28,7 +28,8 @@ class BlockManager:
         self.block_size = block_size
         self._free = list(range(num_blocks, 0, -1))  # a stack: the lowest ids go first, freed ones are reused at once
         self._tables: dict[int, list[int]] = {}
-        self.peak_allocated = 0
+        self.peak_allocated = 0  # most blocks owned at one time
+        self.total_allocated = 0  # blocks handed out so far
 
     @property
     def num_free(self) -> int:
@@ -51,6 +52,7 @@ class BlockManager:
         if missing > 0:
             table = self._tables.setdefault(seq_id, table)
             table.extend(self._free.pop() for _ in range(missing))
+            self.total_allocated += missing
             self.peak_allocated = max(self.peak_allocated, self.num_allocated)
 
     def free(self, seq_id: int) -> None:

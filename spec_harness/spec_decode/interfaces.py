@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -26,6 +26,7 @@ class SpeculativeProposals:
         return [int(n) for n in self.proposal_lens.tolist()]
 
 
+@runtime_checkable
 class SpeculativeProposer(Protocol):
     """Proposes tokens for sequences; holds whatever state it needs for that."""
 

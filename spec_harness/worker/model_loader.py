@@ -4,7 +4,7 @@ Each model gets a config of its own: setting the attention implementation change
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,22 +78,37 @@ def build_random(
         model_config = AutoConfig.for_model(**{str(key): value for key, value in config.items()})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
+            model: Any = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(f"{where}.config: {_first_line(error)}") from error
     return _to(device, model.to(_dtype(dtype, model_config, device)))
 
 
-def prepare(model: PreTrainedModel, *, where: str, max_model_len: int | None) -> LoadedModel:
-    """Checks that the model may be measured, and switches it to paged attention. Raises ``UserError``."""
+def prepare(
+    model: PreTrainedModel,
+    *,
+    where: str,
+    max_model_len: int | None,
+    samples: Sequence[Sequence[int]] = (),
+) -> LoadedModel:
+    """Checks that the model may be measured, and switches it to paged attention. Raises ``UserError``.
+
+    ``samples`` are token ids of real prompts to compare logits on; without them they are random.
+    """
+    length = effective_max_len(model, where=where, wanted=max_model_len)
+    layers, check = check_paged_attention(model, where=where, max_model_len=length, samples=samples)
+    return LoadedModel(model, layers, length, int(model.get_output_embeddings().weight.shape[0]), check)
+
+
+def effective_max_len(model: PreTrainedModel, *, where: str, wanted: int | None) -> int:
+    """Positions to use: ``wanted``, at most the model's own, which is the default."""
     limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and max_model_len is not None and max_model_len > limit:
-        raise UserError(f"{where}.max_model_len={max_model_len} is above the model's maximum of {limit} positions")
-    length = limit if max_model_len is None else max_model_len
+    if limit is not None and wanted is not None and wanted > limit:
+        raise UserError(f"{where}.max_model_len={wanted} is above the model's maximum of {limit} positions")
+    length = limit if wanted is None else wanted
     if length is None:
         raise UserError(f"{where}.max_model_len: the model's config names no maximum length; give one")
-    layers, check = check_paged_attention(model, where=where, max_model_len=length)
-    return LoadedModel(model, layers, length, int(model.get_output_embeddings().weight.shape[0]), check)
+    return length
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -103,6 +118,17 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         if value is not None:
             return frozenset([value] if isinstance(value, int) else value)
     return frozenset()
+
+
+def ignored_penalties(model: PreTrainedModel) -> list[str]:
+    """A note for each setting of the checkpoint's generation config that changes logits and is not applied here."""
+    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
+    notes = []
+    for name, value in neutral.items():
+        found = getattr(model.generation_config, name, None)
+        if found is not None and found != value:
+            notes.append(f"The checkpoint's generation config asks for {name}={found}; it is not applied.")
+    return notes
 
 
 def _dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:

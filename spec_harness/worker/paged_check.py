@@ -25,7 +25,9 @@ _PROBE = "spec_harness_probe"
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Largest paged-dense difference that rounding explains, as a share of the largest |logit|.
 _CAP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
-_PROMPTS, _STEPS, _BLOCK_SIZE = (37, 11), 3, 4
+_RANDOM_SAMPLES = (40, 14)  # tokens of each
+_NUM_SAMPLES, _LONGEST_SAMPLE = 4, 512  # real prompts compared, and their tokens
+_STEPS, _BLOCK_SIZE = 3, 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def dense_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Float[Tens
 
 
 def check_paged_attention(
-    model: PreTrainedModel, *, where: str, max_model_len: int
+    model: PreTrainedModel, *, where: str, max_model_len: int, samples: Sequence[Sequence[int]] = ()
 ) -> tuple[list[LayerShape], PagedCheck]:
     """Refuses (``UserError``) what cannot be measured; leaves the model set to paged attention.
 
@@ -69,7 +71,9 @@ def check_paged_attention(
     refuse = _refusal(name, where)
     _check_config(model, max_model_len, refuse)
     layers = _probe_layers(model, refuse)
-    check = measure_paged(model, layers, _sample_prompts(model, max_model_len))
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    usable = [ids[:_LONGEST_SAMPLE] for ids in samples if len(ids) > _STEPS and max(ids) < vocab_size]
+    check = measure_paged(model, layers, usable[:_NUM_SAMPLES] or _random_samples(vocab_size, max_model_len))
     if not check.max_difference <= check.cap:  # NaN fails too
         raise refuse(
             f"its logits on the paged KV cache differ from its own by {check.max_difference:.1e} (allowed: "
@@ -140,12 +144,11 @@ def _probe_attention(
 AttentionInterface.register(_PROBE, _probe_attention)
 
 
-def _sample_prompts(model: PreTrainedModel, max_model_len: int) -> list[list[int]]:
+def _random_samples(vocab_size: int, max_model_len: int) -> list[list[int]]:
     """Random token ids (seeded), two sequences of different lengths, so that they share a packed forward."""
     generator = torch.Generator().manual_seed(0)
-    vocab = int(model.config.get_text_config().vocab_size)
-    lens = [min(length + _STEPS, max_model_len) for length in _PROMPTS]
-    return [torch.randint(0, vocab, (n,), generator=generator).tolist() for n in lens]
+    lens = [min(length, max_model_len) for length in _RANDOM_SAMPLES]
+    return [torch.randint(0, vocab_size, (n,), generator=generator).tolist() for n in lens]
 
 
 @torch.inference_mode()

@@ -1,0 +1,148 @@
+"""The command ``spec-eval``: a Hydra application whose mistakes cost one line, not a traceback.
+
+The configuration is composed and checked before Hydra starts, so that a wrong one imports no torch and creates no
+directory. Exit codes: 0 done, 1 a fault while running, 2 the configuration or the input is wrong.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from spec_harness import __version__
+from spec_harness.compose import (
+    APP_NAME,
+    CONFIG_NAME,
+    VERSION_BASE,
+    Plan,
+    Request,
+    conf_dir,
+    make_plan,
+    parse,
+    to_config,
+)
+from spec_harness.config import register_schema
+from spec_harness.errors import UserError
+from spec_harness.run_directory import Footprint, check_writable, failed_jobs, job_stamps, record_failure
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--version" in arguments:
+        print(f"spec-harness {__version__}")
+        return 0
+    try:
+        return _main(arguments)
+    except UserError as error:
+        return _report(error)
+
+
+def _main(arguments: list[str]) -> int:
+    request = parse(arguments)
+    plan = make_plan(request) if request.composes else None
+    if plan is None or not request.runs:
+        return _start_hydra(_run_job, request.argv())
+    check_writable(plan.output_dir, key=plan.output_key)
+    return _sweep(request, plan) if plan.is_sweep else _run_once(request, plan)
+
+
+def _run_once(request: Request, plan: Plan) -> int:
+    """A job that turns out to be misconfigured leaves nothing behind, as if it had been refused at once.
+
+    Its UserError is carried past Hydra, which would print it as a traceback.
+    """
+    refusals: list[UserError] = []
+
+    def job(cfg: DictConfig) -> None:
+        try:
+            _run_job(cfg)
+        except UserError as error:
+            refusals.append(error)
+
+    footprint = Footprint.before(plan.output_dir)
+    code = _start_hydra(job, _with_output_dir(request, plan))
+    if refusals:
+        footprint.remove_new()
+        return _report(refusals[0])
+    return code
+
+
+def _sweep(request: Request, plan: Plan) -> int:
+    earlier = job_stamps(plan.output_dir)
+    code = _start_hydra(_run_sweep_job, _with_output_dir(request, plan))
+    failures = failed_jobs(plan.output_dir, earlier)
+    for line in failures:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if failures else code
+
+
+def _run_job(cfg: DictConfig) -> None:
+    """The run itself: only here is torch imported."""
+    config = to_config(cfg)
+
+    from spec_harness.run import run
+
+    settings = HydraConfig.get()
+    sweep = Path(settings.sweep.dir).name if settings.mode == RunMode.MULTIRUN else None
+    run(config, run_dir=Path(settings.runtime.output_dir), sweep=sweep)
+
+
+def _run_sweep_job(cfg: DictConfig) -> None:
+    """A job's failure is kept in its status.json, the only record that crosses processes, and goes no further.
+
+    Raised, it would stop the batches behind it, and Hydra would show the first failing job's alone.
+    """
+    try:
+        _run_job(cfg)
+    except Exception as error:
+        log.error("%s", error, exc_info=not isinstance(error, UserError))
+        record_failure(Path(HydraConfig.get().runtime.output_dir), error)
+
+
+def _with_output_dir(request: Request, plan: Plan) -> list[str]:
+    """Names the directory that was checked: composed again, its time stamp would differ."""
+    quoted = QuotedString(str(plan.output_dir), Quote.single).with_quotes()
+    return request.argv(f"{plan.output_key}={quoted}")
+
+
+def _start_hydra(job: Callable[[DictConfig], None], arguments: list[str]) -> int:
+    """Hands over to Hydra, which reads ``sys.argv`` and ends a failed run with ``sys.exit``."""
+    register_schema()
+    application = hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)(job)
+    before = sys.argv
+    sys.argv = [APP_NAME, *arguments]
+    try:
+        application()
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
+    except Exception:  # with HYDRA_FULL_ERROR Hydra lets it through
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv = before
+    return 0
+
+
+def _report(error: UserError) -> int:
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    # Under its own name, so that a launcher's other processes find the job function.
+    from spec_harness.__main__ import main as packaged_main
+
+    sys.exit(packaged_main())

@@ -1,0 +1,177 @@
+"""One run from start to end: build, test, results, and the truth about how it ended."""
+
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import transformers
+from lightning import Callback, Trainer, seed_everything
+from lightning.pytorch.loggers import Logger
+
+from spec_harness.build import Evaluation, build
+from spec_harness.config import EvalConfig
+from spec_harness.evaluation.baseline import judge_all, record_key
+from spec_harness.evaluation.metrics import check_identities, counts_by_request
+from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
+from spec_harness.evaluation.progress import EvalProgress
+from spec_harness.evaluation.provenance import model_identity, provenance
+from spec_harness.evaluation.report import integrity_results, kv_results, timing_results
+from spec_harness.evaluation.results import (
+    BaselineEquality,
+    Breakdowns,
+    RunResults,
+    by_category,
+    proposal_results,
+    write_results,
+)
+from spec_harness.evaluation.run_files import RunFiles, StatusFile
+from spec_harness.evaluation.summary import print_summary
+from spec_harness.evaluation.tracking import RunningFigures, finish, log_results, make_loggers
+from spec_harness.models import model_name
+
+log = logging.getLogger(__name__)
+
+
+class BaselineFaultError(RuntimeError):
+    """Greedy output differs from the baseline's by more than rounding: some part of the engine is broken."""
+
+
+def run(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> RunResults:
+    """Runs one evaluation into ``run_dir``, which exists. ``sweep`` names the sweep it belongs to.
+
+    Raises ``UserError`` for what the user can mend and anything else for a fault; finished requests are kept then, and
+    ``status.json`` says what happened.
+    """
+    status = StatusFile(run_dir / "status.json")
+    loggers: list[Logger] = []
+    exit_code = 1
+    try:
+        _quiet_libraries()
+        results = _evaluate(config, run_dir, sweep, status, loggers)
+        exit_code = 0
+    except BaseException as error:
+        status.failed(error)
+        raise
+    finally:
+        finish(loggers, exit_code=exit_code)
+    status.done()
+    print_summary(results, run_dir)
+    return results
+
+
+def _evaluate(
+    config: EvalConfig, run_dir: Path, sweep: str | None, status: StatusFile, loggers: list[Logger]
+) -> RunResults:
+    started, began = datetime.now(UTC), time.perf_counter()
+    seed_everything(config.seed, verbose=False)
+    evaluation = build(config)
+    status.update(0, requests_total=len(evaluation.requests))
+    loggers += make_loggers(config.logger, run_dir=run_dir, sweep=sweep, config=asdict(config))
+    with RunFiles(run_dir) as files:
+        module = evaluation.module(_Bookkeeper(evaluation, files, status), RunningFigures(loggers))
+        _trainer(config, run_dir, loggers).test(module, datamodule=evaluation.data, verbose=False)
+        results = _results(config, evaluation, module, files, started, time.perf_counter() - began)
+    write_results(run_dir / "results.json", results)
+    log_results(loggers, results)
+    equality = results.integrity.baseline_equality
+    if equality is not None and equality.fault:
+        raise BaselineFaultError(
+            f"{equality.fault} of {len(evaluation.requests)} greedy outputs differ from the baseline by more than "
+            f"rounding explains; see baseline_verdict in {run_dir / 'requests.parquet'}"
+        )
+    return results
+
+
+class _Bookkeeper:
+    """Told of every finished sequence; the files hold those of the first pass, which is what the run is about."""
+
+    def __init__(self, evaluation: Evaluation, files: RunFiles, status: StatusFile) -> None:
+        self._first = evaluation.passes[0]
+        self._files = files
+        self._status = status
+
+    def __call__(self, current: Pass, record: Any) -> None:
+        if current is self._first:
+            self._files.add(record)
+            self._status.update(len(current.records))
+
+
+def _trainer(config: EvalConfig, run_dir: Path, loggers: Sequence[Logger]) -> Trainer:
+    callbacks: list[Callback] = [EvalProgress()] if config.trainer.enable_progress_bar else []
+    return Trainer(
+        accelerator=config.trainer.accelerator,
+        devices=config.trainer.devices,
+        logger=list(loggers) or False,
+        callbacks=callbacks,
+        enable_progress_bar=config.trainer.enable_progress_bar,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=run_dir,
+    )
+
+
+def _results(
+    config: EvalConfig,
+    evaluation: Evaluation,
+    module: SpecDecodeEvalModule,
+    files: RunFiles,
+    started: datetime,
+    duration_s: float,
+) -> RunResults:
+    first, target, draft = evaluation.passes[0], evaluation.target, evaluation.draft
+    k = evaluation.settings.max_proposal_len
+    counts = module.proposals.compute()
+    per_request = counts_by_request(first.records, max_proposal_len=k)
+    check_identities(
+        counts,
+        per_request=per_request,
+        generated_tokens=files.num_generated_tokens,
+        seen_ids=[record.request_id for record in first.records],
+        expected_ids=[request.request_id for request in evaluation.requests] + module.follow_ups,
+    )
+    return RunResults(
+        status="done",
+        mode="run",
+        config=asdict(config),
+        provenance=provenance(
+            target=model_identity(target, name=model_name(config.target), revision=config.target.revision),
+            draft=None
+            if draft is None
+            else model_identity(draft, name=model_name(config.draft), revision=config.draft.revision),
+            device=target.model.device,
+            seeds={"seed": config.seed, "sampling.seed": config.sampling.seed},
+            started_at=started,
+            duration_s=duration_s,
+        ),
+        integrity=integrity_results(config.integrity, target, draft, _equality(config, evaluation)),
+        proposal=proposal_results(counts, list(per_request.values())),
+        timing=timing_results(evaluation.passes),
+        kv=kv_results(first, evaluation.settings, target, draft),
+        breakdowns=Breakdowns(category=by_category(first.records, max_proposal_len=k)),
+        notes=[*evaluation.notes, *evaluation.conversations.notes()],
+    )
+
+
+def _equality(config: EvalConfig, evaluation: Evaluation) -> BaselineEquality | None:
+    """Greedy outputs only: sampled ones agree with the baseline's in distribution, not token by token."""
+    if config.sampling.temperature > 0 or len(evaluation.passes) < 2:
+        return None
+    first, baseline = evaluation.passes
+    others = {record_key(record): record for record in baseline.records}
+    return BaselineEquality(**judge_all(evaluation.target, first.records, others))
+
+
+def _quiet_libraries() -> None:
+    """A run says what it has to say in its summary; the libraries' chatter about it stays out of the terminal."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # lightning calls what torch deprecated

@@ -1,0 +1,106 @@
+"""Directories of runs and sweeps: may they be written, what did a refused run create, which jobs of a sweep failed."""
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from spec_harness.errors import UserError
+
+STATUS_FILE = "status.json"
+OVERRIDES_FILE = ".hydra/overrides.yaml"
+
+
+def check_writable(directory: Path, *, key: str) -> None:
+    """Raises UserError unless the directory can be created and written. Leaves nothing behind.
+
+    Permission bits say little on a read-only disk, so a file without a name is tried in the nearest existing folder.
+    """
+    existing = _nearest_existing(directory)
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise UserError(f"{key}: {directory} cannot be written: {existing}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What there was before a run, so that a refused run can take away its own files and no others."""
+
+    run_dir: Path
+    existing: Path  # the nearest folder that existed: run_dir itself or one above it
+    entries: frozenset[str]  # of run_dir
+
+    @classmethod
+    def before(cls, run_dir: Path) -> "Footprint":
+        run_dir = run_dir.absolute()
+        entries = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
+        return cls(run_dir, _nearest_existing(run_dir), frozenset(entries))
+
+    def remove_new(self) -> None:
+        """Removes what was created in the run's directory since, then the directories that were created for it."""
+        if not self.run_dir.is_dir():
+            return
+        for path in self.run_dir.iterdir():
+            if path.name not in self.entries:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for directory in (self.run_dir, *self.run_dir.parents):
+            if directory == self.existing or any(directory.iterdir()):
+                return
+            directory.rmdir()
+
+
+def record_failure(run_dir: Path, error: Exception) -> None:
+    """Makes status.json say that the job failed, if it does not say so yet."""
+    status = _read_status(run_dir)
+    if status.get("state") != "failed":
+        message = str(error) or type(error).__name__
+        (run_dir / STATUS_FILE).write_text(json.dumps({**status, "state": "failed", "error": message}, indent=2))
+
+
+def job_stamps(sweep_dir: Path) -> dict[Path, int]:
+    """When each job directory below was last written to: tells the jobs of this sweep from those of an earlier one."""
+    stamps: dict[Path, int] = {}
+    for name in (STATUS_FILE, OVERRIDES_FILE):
+        for path in sweep_dir.rglob(name):
+            directory = path.parents[name.count("/")]
+            stamps[directory] = max(stamps.get(directory, 0), path.stat().st_mtime_ns)
+    return stamps
+
+
+def failed_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[str]:
+    """One line for each job that did not end well, whatever process it ran in; ``earlier`` as of ``job_stamps``."""
+    begun = [directory for directory, stamp in job_stamps(sweep_dir).items() if earlier.get(directory) != stamp]
+    lines = []
+    for directory in sorted(begun, key=_job_order):
+        status = _read_status(directory)
+        if status.get("state") != "done":
+            error = status.get("error") or "ended without a result"
+            name = directory.relative_to(sweep_dir)
+            lines.append(f"job {name} ({_overrides(directory)}): {' '.join(str(error).split())}")
+    return lines
+
+
+def _overrides(directory: Path) -> str:
+    path = directory / OVERRIDES_FILE
+    return " ".join(OmegaConf.load(path)) if path.exists() else ""
+
+
+def _read_status(run_dir: Path) -> dict[str, object]:
+    try:
+        status = json.loads((run_dir / STATUS_FILE).read_text())
+    except (OSError, ValueError):  # not written yet, or cut off with its process
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def _nearest_existing(directory: Path) -> Path:
+    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+
+
+def _job_order(directory: Path) -> tuple[int, str]:
+    return (int(directory.name) if directory.name.isdigit() else -1, str(directory))

@@ -1,0 +1,282 @@
+"""A mistake of the user costs one line on stderr and exit code 2, and leaves no directory behind."""
+
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from spec_harness.__main__ import main
+from spec_harness.config import EvalConfig
+from spec_harness.errors import UserError
+
+TINY_RUN = ["data.limit=2", "sampling.max_new_tokens=4", "logger=none"]
+HAS_ENGINE = importlib.util.find_spec("spec_harness.build") is not None
+needs_engine = pytest.mark.skipif(not HAS_ENGINE, reason="needs spec_harness.build and the packaged models")
+
+Run = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def clean_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty working directory; and Hydra's log handlers, which write to the captured streams, go with the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def fake_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
+    """Puts a function in the place of the engine."""
+
+    def install(run: Run) -> None:
+        module = ModuleType("spec_harness.build")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "spec_harness.build", module)
+
+    return install
+
+
+def refuse(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:
+    """As the engine does: it says that it runs, then finds the pool too small."""
+    (run_dir / "status.json").write_text('{"state": "running"}')
+    (run_dir / "wandb").mkdir()
+    raise UserError(f"kv_cache.num_blocks must be at least 5, not {config.kv_cache.num_blocks}")
+
+
+def everything_below(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def assert_one_error_line(stderr: str) -> str:
+    assert "Traceback" not in stderr
+    (line,) = stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "spec_harness", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+
+
+STATIC_MISTAKES = [
+    (["draft=hf", "draft.path=/nowhere"], "draft.path: /nowhere does not exist"),
+    (["draft.path=/nowhere"], "draft.path: /nowhere does not exist"),
+    (["target.path=./nowhere"], "target.path: ./nowhere does not exist"),
+    (["kv_cache.block_size=0"], "kv_cache.block_size must be at least 1, not 0"),
+    (["max_num_seqs=0"], "max_num_seqs must be at least 1, not 0"),
+    (["sampling.max_new_tokens=0"], "sampling.max_new_tokens must be at least 1, not 0"),
+    (["proposal.max_proposal_len=-1"], "proposal.max_proposal_len must be at least 0, not -1"),
+    (["proposal.max_proposal_len=four"], "proposal.max_proposal_len must be a whole number, not four"),
+    (["proposal.max_len=4"], "proposal.max_len does not exist; did you mean proposal.max_proposal_len?"),
+    (["max_new_tokens=4"], "did you mean sampling.max_new_tokens?"),
+    (["proposal.bananas=4"], "proposal.bananas does not exist; proposal has kind, max_proposal_len"),
+    (["sampling.temperature=-0.5"], "sampling.temperature must be a finite number of at least 0"),
+    (["sampling.top_p=1.5"], "sampling.top_p must be above 0 and at most 1, not 1.5"),
+    (["target.dtype=float8"], "target.dtype must be one of auto, float32, bfloat16, float16, not float8"),
+    (["draft=nonsense"], "draft has no option 'nonsense'; its options are hf, random, self, tiny"),
+    (["trainer=ddp"], "trainer has no option 'ddp'; its options are cpu, gpu"),
+    (["drafft=tiny"], "drafft does not exist; did you mean draft?"),
+    (["+draft.foo=1"], "draft.foo does not exist"),
+    (["draft=tiny,hf"], "add -m to sweep over them"),
+    (["draft.path=~/x"], """'draft.path="~/x"'"""),
+    (["kv_cache=8"], "kv_cache=8"),
+    (["nonsense"], "'nonsense' is not of the form key=value"),
+    (["logger.mode=${oc.env:SPEC_HARNESS_UNSET}"], "logger.mode"),
+    (["data.category=poems"], "no prompt has the category 'poems'; there are "),
+    (["--cfg", "job", "draft=nonsense"], "draft has no option 'nonsense'"),
+    (["--nonsense"], "unknown argument --nonsense"),
+    (["--config-dir", "nowhere"], "--config-dir: there is no folder nowhere"),
+    (["--info", "nonsense"], "invalid choice: 'nonsense'"),
+    (["-m", "--cfg", "job", "seed=1,2"], "only one of --run, --multirun (-m), --cfg"),
+    (["--resolve"], "--resolve needs --cfg job"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), STATIC_MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_wrong_configuration(
+    arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in assert_one_error_line(capfd.readouterr().err)
+    assert everything_below(tmp_path) == []
+
+
+GOOD = '{"prompt": "import os"}\n'
+BAD_FILES = [
+    ("", "is empty"),
+    ("\n  \n", "is empty"),
+    (GOOD * 2 + '{"prompt": \n', "line 3: not valid JSON"),
+    (GOOD + '"import os"\n', "line 2: must be a JSON object"),
+    (GOOD + '{"prompt": ""}\n', "line 2: prompt is empty"),
+    (GOOD + "\n" + '{"turns": ["a", " "]}\n', "line 3: turns[1] is empty"),
+    (GOOD + '{"text": "a"}\n', "line 2: must have exactly one of prompt, messages and turns; it has none of them"),
+    (GOOD + '{"prompt": "a", "turns": ["b"]}\n', "it has prompt and turns"),
+    (GOOD + '{"prompt": 3}\n', "line 2: prompt must be a text, not the number 3"),
+    (GOOD + '{"messages": [{"role": "user"}]}\n', "line 2: messages[0] must be an object"),
+    (GOOD + '{"prompt": "a", "max_new_tokens": 0}\n', "line 2: max_new_tokens must be at least 1, not 0"),
+    (GOOD + '{"prompt": "a", "max_proposal_len": "4"}\n', "line 2: max_proposal_len must be a whole number"),
+    ('{"prompt": "a", "id": 7}\n{"prompt": "b", "id": "7"}\n', "line 2: id '7' is already used in line 1"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_FILES)
+def test_a_wrong_file_of_prompts(content: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    assert main(["data=jsonl", f"data.path={path}"]) == 2
+    line = assert_one_error_line(capfd.readouterr().err)
+    assert f"data.path: {path}" in line
+    assert message in line
+    assert everything_below(tmp_path) == ["prompts.jsonl"]
+
+
+def test_a_missing_file_of_prompts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["data=jsonl", "data.path=nowhere.jsonl"]) == 2
+    assert "data.path: nowhere.jsonl does not exist" in assert_one_error_line(capfd.readouterr().err)
+    assert everything_below(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["hydra.run.dir=taken/run"], ["-m", "hydra.sweep.dir=taken/sweep", "proposal.max_proposal_len=1,2"]],
+)
+def test_an_output_directory_that_cannot_be_made(
+    arguments: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("a file, not a folder")
+    assert main(arguments) == 2
+    assert "cannot be written" in assert_one_error_line(capfd.readouterr().err)
+    assert everything_below(tmp_path) == ["taken"]
+
+
+def test_hydra_full_error_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert main(["kv_cache.block_size=0"]) == 2
+    stderr = capfd.readouterr().err
+    assert "Traceback" in stderr
+    assert stderr.splitlines()[-1].startswith("error: kv_cache.block_size")
+
+
+def test_a_run_gets_its_configuration_and_directory(fake_run: Callable[[Run], None], tmp_path: Path) -> None:
+    calls: list[tuple[EvalConfig, Path, str | None]] = []
+    fake_run(lambda config, *, run_dir, sweep: calls.append((config, run_dir, sweep)))
+    assert main(["proposal.max_proposal_len=2"]) == 0
+    ((config, run_dir, sweep),) = calls
+    assert config.proposal.max_proposal_len == 2
+    assert run_dir.parent == tmp_path / "outputs"
+    assert sweep is None
+    assert {".hydra", "spec-eval.log"} <= set(everything_below(run_dir))
+
+
+def test_a_run_refused_inside_its_job_leaves_nothing(
+    fake_run: Callable[[Run], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake_run(refuse)
+    assert main(["kv_cache.num_blocks=2"]) == 2
+    assert "kv_cache.num_blocks must be at least 5, not 2" in assert_one_error_line(capfd.readouterr().err)
+    assert everything_below(tmp_path) == []
+
+
+def test_a_refused_run_takes_away_only_its_own_files(fake_run: Callable[[Run], None], tmp_path: Path) -> None:
+    fake_run(refuse)
+    mine = tmp_path / "out" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "notes.txt").write_text("keep")
+    assert main([f"hydra.run.dir={mine}"]) == 2
+    assert main(["hydra.run.dir=out/new/deep"]) == 2
+    assert everything_below(tmp_path) == ["out", "out/mine", "out/mine/notes.txt"]
+
+
+def test_a_run_directory_with_special_characters(fake_run: Callable[[Run], None], tmp_path: Path) -> None:
+    used: list[Path] = []
+    fake_run(lambda config, *, run_dir, sweep: used.append(run_dir))
+    assert main(["hydra.run.dir='out/a b,c=d (e)'"]) == 0
+    assert used == [tmp_path / "out" / "a b,c=d (e)"]
+
+
+def test_a_fault_is_a_traceback_and_exit_code_1(
+    fake_run: Callable[[Run], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:
+        raise RuntimeError("logits are not finite")
+
+    fake_run(fail)
+    assert main([]) == 1
+    stderr = capfd.readouterr().err
+    assert "Traceback" in stderr
+    assert "RuntimeError: logits are not finite" in stderr
+    assert everything_below(tmp_path) != []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["--version"]])
+def test_showing_something_runs_nothing(
+    arguments: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    assert capfd.readouterr().out
+    assert everything_below(tmp_path) == []
+
+
+def test_config_dir_may_stand_anywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own"
+    (own / "kv_cache").mkdir(parents=True)
+    (own / "kv_cache" / "mine.yaml").write_text("block_size: 4\n")
+    for arguments in (["--config-dir", "own", "kv_cache=mine"], ["kv_cache=mine", "--config-dir", "own"]):
+        assert main([*arguments, "--cfg", "job"]) == 0
+        assert "block_size: 4" in capfd.readouterr().out
+    (own / "kv_cache" / "mine.yaml").write_text("blok_size: 4\n")
+    assert main(["--config-dir", "own", "kv_cache=mine"]) == 2
+    line = assert_one_error_line(capfd.readouterr().err)
+    assert line == "error: kv_cache.blok_size does not exist; did you mean kv_cache.block_size? (in kv_cache/mine.yaml)"
+
+
+def test_the_installed_command_and_the_module(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("spec-eval")
+    for start in ([str(command)], [sys.executable, "-m", "spec_harness"]):
+        result = subprocess.run([*start, "draft.path=/nowhere"], cwd=tmp_path, capture_output=True, text=True)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert_one_error_line(result.stderr)
+    assert everything_below(tmp_path) == []
+
+
+@needs_engine
+def test_the_tiny_pair_runs(tmp_path: Path) -> None:
+    result = run_command(*TINY_RUN, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (tmp_path / "outputs").iterdir()
+    assert json.loads((run_dir / "status.json").read_text())["state"] == "done"
+
+
+@needs_engine
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["kv_cache.num_blocks=2"], ["kv_cache.num_blocks", "2"]),
+        (["proposal.max_proposal_len=100000"], ["proposal.max_proposal_len", "100000"]),
+        (["data.path=long.jsonl"], ["long.jsonl"]),
+    ],
+)
+def test_mistakes_that_only_the_models_show(overrides: list[str], words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "import os\n" * 5000}) + "\n")
+    result = run_command(*TINY_RUN, *overrides, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    line = assert_one_error_line(result.stderr)
+    assert all(word in line for word in words)
+    assert everything_below(tmp_path) == ["long.jsonl"]

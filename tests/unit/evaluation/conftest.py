@@ -1,0 +1,164 @@
+"""Fabricated records and results: factories, so that each test says only what matters to it."""
+
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from spec_harness.evaluation.metrics import ProposalCounts, counts_by_request
+from spec_harness.evaluation.results import (
+    BaselineEquality,
+    Breakdowns,
+    Check,
+    Estimate,
+    IntegrityResults,
+    KVResults,
+    ModelIdentity,
+    Provenance,
+    RunResults,
+    TimeShare,
+    TimingResults,
+    Versions,
+    by_category,
+    latency,
+    proposal_results,
+)
+from spec_harness.spec_decode.records import RequestRecord, RoundRecord
+
+
+def _round(
+    proposal_len: int, num_accepted: int, *, eos: bool = False, past_end: int = 0, **changes: Any
+) -> RoundRecord:
+    emitted = num_accepted if eos else num_accepted + 1
+    judged = min(num_accepted + 1, proposal_len)
+    values: dict[str, Any] = {
+        "request_id": "r0",
+        "turn": 0,
+        "sample": 0,
+        "round": 0,
+        "context_len": 8,
+        "proposal_len": proposal_len,
+        "num_accepted": num_accepted,
+        "num_aligned": num_accepted,
+        "num_emitted": emitted,
+        "num_draft_tokens_past_end": past_end,
+        "skip_reason": None if proposal_len else "budget",
+        "ended_by_accepted_eos": eos,
+        "draft_token_ids": list(range(proposal_len)),
+        "output_token_ids": list(range(emitted)),
+        "draft_probs": [0.5] * proposal_len,
+        "target_probs": [0.25] * proposal_len,
+        "expected_acceptance": [0.75] * judged,
+    }
+    return RoundRecord(**(values | changes))
+
+
+def _request(rounds: list[RoundRecord], **changes: Any) -> RequestRecord:
+    values: dict[str, Any] = {
+        "request_id": rounds[0].request_id if rounds else "r0",
+        "turn": 0,
+        "sample": 0,
+        "category": "code",
+        "prompt": "def f():",
+        "prompt_token_ids": [1, 2, 3],
+        "token_ids": list(range(1 + sum(record.num_emitted for record in rounds))),
+        "text": "return 1",
+        "stop_reason": "length",
+        "time_to_first_token": 0.01,
+        "time_per_output_token": 0.002,
+        "rounds": rounds,
+    }
+    return RequestRecord(**(values | changes))
+
+
+def _random_requests(seed: int, *, max_proposal_len: int, num_requests: int = 7) -> list[RequestRecord]:
+    rng = random.Random(seed)
+    requests = []
+    for index in range(num_requests):
+        rounds = []
+        for number in range(rng.randint(0, 20)):
+            proposed = rng.randint(0, max_proposal_len)
+            accepted = rng.randint(0, proposed)
+            eos = accepted > 0 and rng.random() < 0.1
+            proposed = accepted if eos else proposed
+            rounds.append(
+                _round(
+                    proposed,
+                    accepted,
+                    eos=eos,
+                    past_end=rng.randint(0, 2) if eos else 0,
+                    request_id=f"r{index}",
+                    round=number,
+                    num_aligned=rng.randint(accepted, max(accepted, proposed - 1)),
+                    skip_reason=None if proposed else rng.choice(["cap", "budget", "draft_max"]),
+                    expected_acceptance=[rng.random() for _ in range(min(accepted + 1, proposed))],
+                )
+            )
+        requests.append(_request(rounds, request_id=f"r{index}", category=rng.choice(["code", "prose"])))
+    return requests
+
+
+def _results(requests: list[RequestRecord], *, max_proposal_len: int, **changes: Any) -> RunResults:
+    counts = counts_by_request(requests, max_proposal_len=max_proposal_len)
+    pooled = sum(counts.values(), ProposalCounts(max_proposal_len=max_proposal_len))
+    speculative = 1412.3 if max_proposal_len else None
+    share = TimeShare(prefill=0.05, propose=0.3, score=0.5, verify=0.06, commit=0.04, scheduler=0.05)
+    values: dict[str, Any] = {
+        "status": "done",
+        "mode": "run",
+        "config": {"proposal": {"max_proposal_len": max_proposal_len}},
+        "provenance": Provenance(
+            versions=Versions(spec_harness="0", python="3", torch="2", transformers="5", lightning="2"),
+            device="a processor",
+            threads=1,
+            seeds={"seed": 0},
+            target=ModelIdentity(name="tiny-target", dtype="float32"),
+            draft=ModelIdentity(name="tiny-draft", dtype="float32") if max_proposal_len else None,
+            started_at=datetime(2026, 1, 2, tzinfo=UTC),
+            duration_s=1.5,
+        ),
+        "integrity": IntegrityResults(
+            level="full",
+            checks=[Check(name="paged against dense logits", figure=1e-6, tolerance=1e-4, verdict="pass")],
+            baseline_equality=BaselineEquality(equal=6, tie=1, fault=0) if max_proposal_len else None,
+        ),
+        "proposal": proposal_results(pooled, counts.values()),
+        "timing": TimingResults(
+            speculative_tokens_per_second=Estimate(value=speculative, n=7),
+            baseline_tokens_per_second=Estimate(value=1110.2, n=7),
+            speedup=Estimate(value=1.27 if max_proposal_len else None, n=7),
+            time_share=share if max_proposal_len else None,
+            time_to_first_token=latency([0.01, 0.02]),
+            time_per_output_token=latency([0.002, 0.003]),
+        ),
+        "kv": KVResults(block_size=16, num_blocks=64, blocks_allocated_peak=12, utilization=0.9, preemptions=0),
+        "breakdowns": Breakdowns(category=by_category(requests, max_proposal_len=max_proposal_len)),
+        "notes": ["a note"],
+    }
+    return RunResults(**(values | changes))
+
+
+@pytest.fixture
+def make_round() -> Callable[..., RoundRecord]:
+    """``make_round(l, a, eos=, past_end=, **fields)``; aligned defaults to accepted, nothing proposed to ``budget``."""
+    return _round
+
+
+@pytest.fixture
+def make_request() -> Callable[..., RequestRecord]:
+    """``make_request(rounds, **fields)``."""
+    return _request
+
+
+@pytest.fixture
+def random_requests() -> Callable[..., list[RequestRecord]]:
+    """``random_requests(seed, max_proposal_len=, num_requests=)``: consistent records with skips and ends of text."""
+    return _random_requests
+
+
+@pytest.fixture
+def make_results() -> Callable[..., RunResults]:
+    """``make_results(requests, max_proposal_len=, **sections)``."""
+    return _results

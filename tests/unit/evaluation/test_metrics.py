@@ -1,0 +1,304 @@
+"""Proposal statistics against published counts, hand-computed cases, and a naive loop over the rounds."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_harness.evaluation.metrics import (
+    SKIP_REASONS,
+    IdentityError,
+    ProposalCounts,
+    ProposalStatistics,
+    check_counts,
+    check_identities,
+    compute,
+    counts_by_request,
+)
+from spec_harness.spec_decode.records import RequestRecord
+
+Make = Callable[..., Any]
+
+# Counts printed in public reports of other tools, and what the definitions make of them. vLLM's engine v0 always
+# proposed k tokens, so its rounds are draft_tokens / k, and its emitted tokens include the recovered or bonus ones.
+REPORTS: list[dict[str, Any]] = [
+    {
+        "source": "vllm issue 48915, one request",
+        "accepted_length_histogram": [39, 1, 0, 3],
+        "k": 3,
+        "expect": {
+            "num_drafts": 43,
+            "num_draft_tokens": 129,
+            "num_accepted_tokens": 10,
+            "mean_acceptance_length": 1.2326,
+            "acceptance_rate": 0.0775,
+        },
+    },
+    {
+        "source": "vllm issue 9539, engine v0 log",
+        "k": 3,
+        "aligned": 8547,
+        "draft_tokens": 13311,
+        "emitted": 10616,
+        "expect": {"aligned_rate": 0.642, "system_efficiency": 0.598},
+    },
+    {
+        "source": "vllm issue 7301, engine v0 log: efficiency at its floor 1 / (k + 1)",
+        "k": 5,
+        "aligned": 1,
+        "draft_tokens": 15,
+        "emitted": 3,
+        "expect": {"aligned_rate": 0.067, "system_efficiency": 0.167},
+    },
+]
+
+
+def check_report(report: dict[str, Any]) -> None:
+    if "accepted_length_histogram" in report:
+        counts = ProposalCounts.from_histogram(report["accepted_length_histogram"])
+        check_counts(counts)
+    else:
+        rounds = report["draft_tokens"] // report["k"]
+        counts = ProposalCounts(
+            max_proposal_len=report["k"],
+            num_rounds=rounds,
+            num_drafts=rounds,
+            num_draft_tokens=report["draft_tokens"],
+            num_accepted_tokens=report["emitted"] - rounds,
+            num_aligned_tokens=report["aligned"],
+            num_emitted_tokens=report["emitted"],
+        )
+    figures = compute(counts)
+    for name, value in report["expect"].items():
+        if name == "note":
+            continue
+        exact = isinstance(value, int)
+        assert getattr(figures, name) == (value if exact else pytest.approx(value, abs=0.0005)), name
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report["source"])
+def test_published_counts_give_the_published_figures(report: dict[str, Any]) -> None:
+    check_report(report)
+
+
+def test_published_counts_of_the_shared_file() -> None:
+    path = Path(__file__).parents[4] / "shared" / "data" / "metric_fixtures.json"
+    if not path.is_file():
+        pytest.skip("the file of published counts lies beside the checkout only where the reports are collected")
+    for report in json.loads(path.read_text(encoding="utf-8"))["fixtures"]:
+        check_report(report)
+
+
+def test_a_histogram_alone_leaves_the_aligned_rate_unknown() -> None:
+    assert compute(ProposalCounts.from_histogram([3, 1])).aligned_rate is None
+
+
+def naive(requests: list[RequestRecord], k: int) -> dict[str, Any]:
+    """Every pooled figure from the definitions, each by its own pass over the rounds."""
+    rounds = [record for request in requests for record in request.rounds]
+    drafts = [record for record in rounds if record.proposal_len > 0]
+
+    def over(numerator: float, denominator: float) -> float | None:
+        return numerator / denominator if denominator else None
+
+    def beyond(i: int) -> int:
+        return sum(record.num_accepted > i for record in drafts)
+
+    proposed = sum(record.proposal_len for record in rounds)
+    accepted = sum(record.num_accepted for record in rounds)
+    emitted = sum(record.num_emitted for record in rounds)
+    judged = [value for record in rounds for value in record.expected_acceptance]
+    lengths, weights = [], []
+    for request in requests:
+        own = [record for record in request.rounds if record.proposal_len > 0]
+        if own:
+            lengths.append(1 + sum(record.num_accepted for record in own) / len(own))
+            weights.append(len(request.token_ids))
+    return {
+        "num_prefill_tokens": len(requests),
+        "num_rounds": len(rounds),
+        "num_drafts": len(drafts),
+        "num_draft_tokens": proposed,
+        "num_accepted_tokens": accepted,
+        "num_aligned_tokens": sum(record.num_aligned for record in rounds),
+        "num_emitted_tokens": emitted,
+        "num_output_tokens": sum(len(request.token_ids) for request in requests),
+        "num_draft_tokens_past_end": sum(record.num_draft_tokens_past_end for record in rounds),
+        "rounds_ended_by_accepted_eos": sum(record.ended_by_accepted_eos for record in rounds),
+        "skipped": {reason: sum(record.skip_reason == reason for record in rounds) for reason in SKIP_REASONS},
+        "accepted_length_histogram": [sum(record.num_accepted == j for record in drafts) for j in range(k + 1)],
+        "coverage": over(len(drafts), len(rounds)),
+        "acceptance_rate": over(accepted, proposed),
+        "mean_acceptance_length": 1 + accepted / len(drafts) if drafts else None,
+        "tokens_per_target_pass": over(emitted, len(rounds)),
+        "acceptance_rate_per_position": [
+            over(beyond(i), sum(record.proposal_len > i for record in drafts)) for i in range(k)
+        ],
+        "acceptance_rate_per_position_unconditional": [over(beyond(i), len(drafts)) for i in range(k)],
+        "conditional_acceptance_per_position": [
+            over(beyond(i), sum(record.num_accepted >= i and record.proposal_len > i for record in drafts))
+            for i in range(k)
+        ],
+        "aligned_rate": over(sum(record.num_aligned for record in rounds), proposed),
+        "system_efficiency": over(emitted, sum(record.proposal_len + 1 for record in rounds)),
+        "expected_acceptance_rate": over(sum(judged), len(judged)),
+        "macro_mean_acceptance_length": over(sum(lengths), len(lengths)),
+        "token_weighted_mean_acceptance_length": over(
+            sum(length * weight for length, weight in zip(lengths, weights, strict=True)), sum(weights)
+        ),
+    }
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_figure_equals_a_naive_loop(random_requests: Make, seed: int, k: int) -> None:
+    requests = random_requests(seed, max_proposal_len=k)
+    per_request = counts_by_request(requests, max_proposal_len=k)
+    pooled = sum(per_request.values(), ProposalCounts(max_proposal_len=k))
+    figures = compute(pooled, per_request.values())
+    expected = naive(requests, k)
+    assert expected.keys() == {item.name for item in fields(ProposalStatistics)}
+    for name, value in expected.items():
+        assert getattr(figures, name) == (pytest.approx(value) if isinstance(value, float) else value), name
+    ids = [request.request_id for request in requests]
+    tokens = sum(len(request.token_ids) for request in requests)
+    check_identities(pooled, per_request=per_request, generated_tokens=tokens, seen_ids=ids, expected_ids=ids)
+
+
+def test_figures_by_hand(make_round: Make) -> None:
+    rounds = [make_round(3, 1, num_aligned=2), make_round(3, 3), make_round(2, 0), make_round(0, 0)]
+    figures = compute(ProposalCounts.from_rounds(rounds, max_proposal_len=3, num_prefill_tokens=1))
+    assert figures.num_output_tokens == 1 + 8  # 2 + 4 + 1 + 1 emitted
+    assert figures.coverage == 3 / 4
+    assert figures.acceptance_rate == 4 / 8
+    assert figures.mean_acceptance_length == 1 + 4 / 3
+    assert figures.tokens_per_target_pass == 8 / 4
+    assert figures.acceptance_rate_per_position == [2 / 3, 1 / 3, 1 / 2]
+    assert figures.acceptance_rate_per_position_unconditional == [2 / 3, 1 / 3, 1 / 3]
+    assert figures.conditional_acceptance_per_position == [2 / 3, 1 / 2, 1 / 1]
+    assert figures.accepted_length_histogram == [1, 1, 0, 1]
+    assert figures.aligned_rate == 5 / 8
+    assert figures.system_efficiency == 8 / (8 + 4)
+    assert figures.skipped["budget"] == 1
+
+
+def test_end_of_text_inside_the_accepted_prefix(make_round: Make) -> None:
+    """Four drafted, all accepted, the second is the end of text: two count, two lie behind it, no bonus token.
+
+    Counting all four as accepted is how an engine comes to report more accepted tokens than it emitted
+    (vllm issue 56101).
+    """
+    counts = ProposalCounts(max_proposal_len=4)
+    counts.add(make_round(2, 2, eos=True, past_end=2))
+    figures = compute(counts)
+    assert (figures.num_draft_tokens, figures.num_accepted_tokens, figures.num_emitted_tokens) == (2, 2, 2)
+    assert (figures.num_draft_tokens_past_end, figures.rounds_ended_by_accepted_eos) == (2, 1)
+    assert figures.accepted_length_histogram == [0, 0, 1, 0, 0]
+    assert figures.acceptance_rate_per_position == [1, 1, None, None]
+    check_counts(counts)
+
+
+def test_end_of_text_at_the_last_place(make_round: Make) -> None:
+    counts = ProposalCounts(max_proposal_len=4)
+    counts.add(make_round(4, 4, eos=True))
+    figures = compute(counts)
+    assert (figures.num_draft_tokens, figures.num_accepted_tokens, figures.num_emitted_tokens) == (4, 4, 4)
+    assert figures.num_draft_tokens_past_end == 0
+    check_counts(counts)
+
+
+def test_end_of_text_drafted_behind_a_rejection_is_an_ordinary_round(make_round: Make) -> None:
+    counts = ProposalCounts(max_proposal_len=4)
+    counts.add(make_round(4, 1))
+    figures = compute(counts)
+    assert (figures.num_draft_tokens, figures.num_accepted_tokens, figures.num_emitted_tokens) == (4, 1, 2)
+    assert figures.rounds_ended_by_accepted_eos == 0
+    check_counts(counts)
+
+
+@pytest.mark.parametrize(("k", "reason"), [(3, "draft_max"), (0, "cap")])
+def test_without_any_proposal_rates_are_unknown_not_zero(make_round: Make, k: int, reason: str) -> None:
+    rounds = [make_round(0, 0, skip_reason=reason)] * 5
+    counts = ProposalCounts.from_rounds(rounds, max_proposal_len=k, num_prefill_tokens=1)
+    figures = compute(counts, [counts])
+    check_counts(counts)
+    assert figures.coverage == 0
+    assert figures.tokens_per_target_pass == 1
+    assert figures.system_efficiency == 1
+    assert figures.skipped == dict.fromkeys(SKIP_REASONS, 0) | {reason: 5}
+    assert figures.acceptance_rate_per_position == [None] * k
+    for name in ("acceptance_rate", "mean_acceptance_length", "aligned_rate", "expected_acceptance_rate"):
+        assert getattr(figures, name) is None, name
+    assert figures.macro_mean_acceptance_length is None
+    assert figures.token_weighted_mean_acceptance_length is None
+
+
+def test_nothing_at_all() -> None:
+    figures = compute(ProposalCounts(max_proposal_len=2))
+    assert figures.num_output_tokens == 0
+    assert figures.coverage is None
+    assert figures.tokens_per_target_pass is None
+
+
+def test_records_that_contradict_themselves_are_refused(make_round: Make) -> None:
+    counts = ProposalCounts(max_proposal_len=3)
+    for record in (make_round(4, 0), make_round(2, 3), make_round(2, 1, skip_reason="cap")):
+        with pytest.raises(ValueError, match="request r0, round 0"):
+            counts.add(record)
+    with pytest.raises(ValueError, match="skip_reason"):
+        counts.add(make_round(0, 0, skip_reason=None))
+    with pytest.raises(ValueError, match="cannot pool"):
+        counts + ProposalCounts(max_proposal_len=2)
+    with pytest.raises(ValueError, match="needs 4 entries"):
+        ProposalCounts(max_proposal_len=3, accepted_length_histogram=[1])
+
+
+TAMPERED: list[tuple[str, str, Callable[[Any], Any]]] = [
+    ("num_drafts", "sum of accepted_length_histogram = num_drafts", lambda n: n + 1),
+    ("num_accepted_tokens", r"sum of j \* accepted_length_histogram", lambda n: n + 1),
+    ("skipped", "sum of skipped", lambda skipped: skipped | {"cap": skipped["cap"] + 1}),
+    ("num_accepted_beyond", "mean_acceptance_length = 1", lambda n: [n[0] + 1, *n[1:]]),
+    ("num_accepted_beyond", "never rises", lambda n: n[::-1]),
+    ("num_emitted_tokens", "num_emitted_tokens = num_accepted_tokens", lambda n: n - 1),
+    ("rounds_ended_by_accepted_eos", "num_emitted_tokens = num_accepted_tokens", lambda n: n + 1),
+    ("num_prefill_tokens", "tokens in generations.jsonl", lambda n: n + 1),
+    ("num_draft_tokens", "sum over requests = pooled num_draft_tokens", lambda n: n + 1),
+    ("num_aligned_tokens", "sum over requests = pooled num_aligned_tokens", lambda n: n + 1),
+    ("num_reached", "sum over requests = pooled num_reached", lambda n: [n[0] + 1, *n[1:]]),
+    ("expected_acceptance_sum", "sum over requests = pooled expected_acceptance_sum", lambda x: x + 1e-3),
+]
+
+
+@pytest.mark.parametrize(("name", "identity", "tamper"), TAMPERED, ids=[f"{row[0]}: {row[1]}" for row in TAMPERED])
+def test_tampered_counts_break_the_identity_by_name(
+    random_requests: Make, name: str, identity: str, tamper: Any
+) -> None:
+    requests = random_requests(5, max_proposal_len=4)
+    per_request = counts_by_request(requests, max_proposal_len=4)
+    pooled = sum(per_request.values(), ProposalCounts(max_proposal_len=4))
+    wrong = replace(pooled, **{name: tamper(getattr(pooled, name))})
+    ids = list(per_request)
+    tokens = sum(len(request.token_ids) for request in requests)
+    with pytest.raises(IdentityError, match=identity) as caught:
+        check_identities(wrong, per_request=per_request, generated_tokens=tokens, seen_ids=ids, expected_ids=ids)
+    assert " against " in str(caught.value)
+
+
+def test_lost_and_doubled_requests_are_named() -> None:
+    """A sampler that pads uneven ranks runs a request twice: as a set the ids would look right."""
+    nothing = ProposalCounts(max_proposal_len=1)
+    for seen, text in ((["a"], "missing ['b']"), (["a", "b", "b"], "surplus ['b']"), (["a", "x"], "surplus ['x']")):
+        with pytest.raises(IdentityError) as caught:
+            check_identities(nothing, per_request={}, generated_tokens=0, seen_ids=seen, expected_ids=["b", "a"])
+        assert text in str(caught.value)
+    check_identities(nothing, per_request={}, generated_tokens=0, seen_ids=["a", "b"], expected_ids=["b", "a"])
+
+
+def test_turns_and_samples_of_one_request_are_pooled(make_round: Make, make_request: Make) -> None:
+    requests = [make_request([make_round(2, 1)], sample=sample) for sample in range(3)]
+    counts = counts_by_request(requests, max_proposal_len=2)
+    assert list(counts) == ["r0"]
+    assert (counts["r0"].num_prefill_tokens, counts["r0"].num_rounds) == (3, 3)
