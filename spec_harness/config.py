@@ -229,7 +229,7 @@ class EvalConfig:
     max_num_seqs: int = 8  # sequences that run at the same time
     mode: str = "run"
     baseline: str = "measure"  # measure: the target alone on the same prompts, in the same run · off
-    integrity: str = "full"  # checks of the engine on the run's own models: full · quick · off
+    integrity: str = "quick"  # checks of the engine on the run's own models: full · quick · off
     seed: int = 0  # of everything random that has no seed of its own
     verbose: bool = False  # log what happens inside a run
 

@@ -5,12 +5,19 @@ from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from spec_harness.config import DraftConfig, ModelConfig
 from spec_harness.errors import UserError
 from spec_harness.worker.model_loader import LoadedModel, build_random, load_pretrained, prepare
 
 ASSETS = Path(__file__).parent / "assets"
+
+
+def quiet_transformers() -> None:
+    """No progress bars and no advice in the terminal; what matters of a load is checked here."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def model_name(config: ModelConfig) -> str:
@@ -68,7 +75,7 @@ def load_draft(
 
 
 def check_vocabularies(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
-    """An id must mean the same text to both, as far as both have it: draft tokens are handed to the target by their ids.
+    """An id must mean the same text to both, as far as both have it: draft tokens go to the target by their ids.
 
     Equal sizes prove nothing, so the tokens themselves are compared.
     """

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import transformers
 from lightning import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 
@@ -32,7 +31,7 @@ from spec_harness.evaluation.results import (
 from spec_harness.evaluation.run_files import RunFiles, StatusFile
 from spec_harness.evaluation.summary import print_summary
 from spec_harness.evaluation.tracking import RunningFigures, finish, log_results, make_loggers
-from spec_harness.models import model_name
+from spec_harness.models import model_name, quiet_transformers
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,8 @@ def _evaluate(
     seed_everything(config.seed, verbose=False)
     evaluation = build(config)
     status.update(0, requests_total=len(evaluation.requests))
-    loggers += make_loggers(config.logger, run_dir=run_dir, sweep=sweep, config=asdict(config))
+    settings = asdict(config.logger) | {"group": config.logger.group or sweep}
+    loggers += make_loggers(**settings, run_dir=run_dir, config=asdict(config))
     with RunFiles(run_dir) as files:
         module = evaluation.module(_Bookkeeper(evaluation, files, status), RunningFigures(loggers))
         _trainer(config, run_dir, loggers).test(module, datamodule=evaluation.data, verbose=False)
@@ -169,8 +169,7 @@ def _equality(config: EvalConfig, evaluation: Evaluation) -> BaselineEquality | 
 
 def _quiet_libraries() -> None:
     """A run says what it has to say in its summary; the libraries' chatter about it stays out of the terminal."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet_transformers()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*GPU available but not used.*")

@@ -3,11 +3,10 @@
 import platform
 import subprocess
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
-import lightning
 import torch
-import transformers
 
 import spec_harness
 from spec_harness.evaluation.results import ModelIdentity, Provenance, Versions
@@ -37,8 +36,8 @@ def provenance(
             spec_harness=spec_harness.__version__,
             python=platform.python_version(),
             torch=torch.__version__,
-            transformers=transformers.__version__,
-            lightning=lightning.__version__,
+            transformers=version("transformers"),
+            lightning=version("lightning"),
         ),
         git_commit=_git_commit(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",

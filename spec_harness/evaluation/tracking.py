@@ -1,7 +1,7 @@
 """Weights & Biases and CSV: what a run sends to its loggers. They mirror results.json, which is the source of truth."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 import wandb
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
-from spec_harness.config import LoggerConfig
 from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.evaluation.results import RunResults
 
@@ -43,22 +42,32 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _flat(f"{key}/{name}", item)
 
 
-def make_loggers(settings: LoggerConfig, *, run_dir: Path, sweep: str | None, config: dict[str, Any]) -> list[Logger]:
+def make_loggers(
+    *,
+    kinds: Sequence[str],
+    run_dir: Path,
+    mode: str,
+    project: str,
+    group: str | None,
+    tags: Sequence[str],
+    name: str | None,
+    config: dict[str, Any],
+) -> list[Logger]:
     """The loggers asked for, started. W&B keeps all its files inside ``run_dir``, so that a moved folder still
     syncs."""
     loggers: list[Logger] = []
-    if "wandb" in settings.kinds:
+    if "wandb" in kinds:
         # Without this an offline run still reports its own errors over the network.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         os.environ["WANDB_DATA_DIR"] = str(run_dir / "wandb")
         (run_dir / "wandb").mkdir(exist_ok=True)
         run = wandb.init(
             dir=run_dir,
-            mode=settings.mode,  # type: ignore[arg-type]  # checked against the same choices by the configuration
-            project=settings.project,
-            group=settings.group or sweep,
-            tags=settings.tags,
-            name=settings.name,
+            mode=mode,  # type: ignore[arg-type]  # checked against the same choices by the configuration
+            project=project,
+            group=group,
+            tags=list(tags),
+            name=name,
             job_type="eval",
             config=config,
             settings=wandb.Settings(silent=True, disable_git=True, x_disable_stats=True, console="off"),
@@ -66,7 +75,7 @@ def make_loggers(settings: LoggerConfig, *, run_dir: Path, sweep: str | None, co
         run.define_metric(STEP, hidden=True)
         run.define_metric("running/*", step_metric=STEP)
         loggers.append(WandbLogger(experiment=run, save_dir=run_dir))
-    if "csv" in settings.kinds:
+    if "csv" in kinds:
         loggers.append(CSVLogger(save_dir=run_dir, name="", version="csv"))
     return loggers
 

@@ -10,7 +10,17 @@ import pytest
 
 from spec_harness.spec_decode.records import RequestRecord
 from spec_harness.worker.model_loader import LoadedModel
-from tests.helpers import acceptance_rate, generate, noisy_copy, prompts, request, run, scheduler, smallest_margin
+from tests.helpers import (
+    acceptance_rate,
+    generate,
+    noisy_copy,
+    prompts,
+    request,
+    run,
+    scheduler,
+    smallest_margin,
+    tiny_loaded,
+)
 
 NEW_TOKENS = 40
 PROMPTS = prompts(6)
@@ -149,8 +159,6 @@ def test_the_targets_maximum_ends_a_request_by_length(target: LoadedModel, draft
 @pytest.mark.parametrize("model_type", ["mistral", "gemma2", "gpt2"])
 def test_greedy_output_of_other_architectures_equals_dense_generation(model_type: str) -> None:
     """With a window of 8 tokens, which prompts and outputs pass by far."""
-    from tests.helpers import tiny_loaded
-
     window = {} if model_type == "gpt2" else {"sliding_window": 8}
     target = tiny_loaded(model_type, **window)
     draft = noisy_copy(target, scale=0.02)

@@ -122,24 +122,33 @@ def test_nan_in_block_0_and_in_free_blocks_changes_no_logits(model_type: str) ->
     assert all(torch.equal(p, c) for p, c in zip(poisoned, clean, strict=True))
 
 
+def last_logits(loaded: LoadedModel, table: Sequence[int], other: Sequence[int]) -> Tensor:
+    """Logits of the last token of the first sequence, prefilled under ``table``, then continued under ``other``."""
+    ids = sequences()[0]
+    runner = ModelRunner(loaded.model, fresh_cache(loaded))
+    with torch.inference_mode():
+        runner.run([QueryRow(block_table=list(table), start=0, token_ids=ids[:-1])])
+        return runner.run([QueryRow(block_table=list(other), start=len(ids) - 1, token_ids=ids[-1:])])
+
+
 def test_comparison_detects_two_swapped_entries_of_a_block_table(target: LoadedModel) -> None:
-    """A sequence prefilled under one table and continued under another one with two entries swapped."""
-    ids, table = sequences()[0], tables()[0]
-    swapped = [table[1], table[0], *table[2:]]
-    runner = ModelRunner(target.model, fresh_cache(target))
-    with torch.inference_mode():
-        runner.run([QueryRow(block_table=table, start=0, token_ids=ids[:-1])])
-        last = {
-            name: runner.run([QueryRow(block_table=t, start=len(ids) - 1, token_ids=ids[-1:])])
-            for name, t in (("right", table), ("swapped", swapped))
-        }
-    # Keys carry their positions, so within one sequence the order of whole blocks is free: what counts is the set.
-    assert largest_difference([last["right"]], [dense(target)[0][-1:]]) <= 1e-4
-    other = [tables()[1][0], *table[1:]]
-    with torch.inference_mode():
-        foreign = runner.run([QueryRow(block_table=other, start=len(ids) - 1, token_ids=ids[-1:])])
-    assert largest_difference([foreign], [dense(target)[0][-1:]]) > 0.1
-    assert largest_difference([last["swapped"]], [dense(target)[0][-1:]]) <= 1e-4
+    """The swapped ones are the first and the last, which is only partly filled. (Without a window, full blocks may
+    trade places unseen: keys carry their positions, and attention sums over a set.)"""
+    table, expected = tables()[0], [dense(target)[0][-1:]]
+    assert largest_difference([last_logits(target, table, table)], expected) <= 1e-4
+    assert largest_difference([last_logits(target, table, [table[-1], *table[1:-1], table[0]])], expected) > 0.1
+
+
+def test_comparison_detects_two_swapped_full_blocks_under_a_window() -> None:
+    loaded = tiny_loaded("mistral", **WINDOW)
+    table, expected = tables()[0], [dense(loaded)[0][-1:]]
+    swapped = [table[-2], *table[1:-2], table[0], table[-1]]
+    assert largest_difference([last_logits(loaded, table, swapped)], expected) > 0.1
+
+
+def test_comparison_detects_a_block_of_another_sequence(target: LoadedModel) -> None:
+    table, expected = tables()[0], [dense(target)[0][-1:]]
+    assert largest_difference([last_logits(target, table, [tables()[1][0], *table[1:]])], expected) > 0.1
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -220,10 +229,11 @@ def test_a_rotary_scale_that_depends_on_the_batch_is_refused_beyond_its_original
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_half_precision_models_are_accepted_with_a_tolerance_of_their_own(model_type: str, dtype: str) -> None:
-    config = {"model_type": model_type, **SMALL, **ARCHITECTURES[model_type]}
+    # Weights larger than those of trained models amplify rounding beyond what the check allows.
+    config = {"model_type": model_type, **SMALL, **ARCHITECTURES[model_type], "initializer_range": 0.1}
     model = build_random(config, where="target", device=CPU, dtype=dtype, seed=0)
     check = prepare(model, where="target", max_model_len=None).check
-    assert 0 < check.max_difference <= check.cap
+    assert check.max_difference <= check.cap
     assert check.max_difference < check.tie_tolerance <= check.cap
 
 

@@ -1,0 +1,39 @@
+# `make eval` and `make test` set up .venv themselves; PYTHON chooses the interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Two OpenMP threads beside any other busy process stall each other; tests need no more than one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: eval check test test-slow clean
+
+eval: $(VENV)/run.stamp
+	$(BIN)/spec-eval
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(PYTEST) -q -m "not slow" tests/unit tests/test_configs.py
+
+test: check
+	$(PYTEST) -q -m "not slow" tests/integration
+	$(PYTEST) -q --nbmake notebooks/01_first_run.ipynb
+
+test-slow: $(VENV)/dev.stamp
+	$(PYTEST) -q -m slow tests
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/run.stamp: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/dev.stamp: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@ $(VENV)/run.stamp
