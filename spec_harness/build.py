@@ -18,7 +18,7 @@ from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.models import load_draft, load_model, load_tokenizer
 from spec_harness.spec_decode.engine import EngineSettings, SamplerSettings, blocks_that_fit, build_scheduler
 from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.scheduler import Request
+from spec_harness.spec_decode.running import Request
 from spec_harness.spec_decode.stopping import StopCriteria
 from spec_harness.worker.model_loader import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
 
@@ -98,7 +98,9 @@ def build(config: EvalConfig) -> Evaluation:
     target = prepare(model, where="target", max_model_len=config.target.max_model_len, samples=samples)
     speculative = config.proposal.kind != "none"
     draft = load_draft(config.draft, target, tokenizer, samples) if speculative else None
-    settings = _settings(config, [target] if draft is None else [target, draft], requests, rows)
+    models = [target] if draft is None else [target, draft]
+    _check_tokens(models, requests)
+    settings = _settings(config, models, requests, rows)
     stop = StopCriteria(encoder.decode, tuple(config.sampling.stop))
     passes = [Pass(name=BASELINE, scheduler=partial(build_scheduler, target, None, settings, stop))]
     if draft is not None:
@@ -121,6 +123,19 @@ def _first_request(encoder: PromptEncoder, row: PromptRow, source: Path) -> Requ
         return encoder.first(row)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
+
+
+def _check_tokens(models: list[LoadedModel], requests: list[Request]) -> None:
+    """A tokenizer may know more tokens than a model has embeddings for."""
+    for role, model in zip(("target", "draft"), models, strict=False):
+        num_tokens = int(model.model.config.get_text_config().vocab_size)
+        for request in requests:
+            largest = max(request.prompt_token_ids)
+            if largest >= num_tokens:
+                raise UserError(
+                    f"{role}: the model has {num_tokens} tokens, but prompt {request.request_id!r} has token {largest} "
+                    "in the target's tokenizer; the two do not belong together"
+                )
 
 
 def _device(accelerator: str) -> torch.device:

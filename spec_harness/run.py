@@ -54,7 +54,8 @@ def run(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> RunResults:
         results = _evaluate(config, run_dir, sweep, status, loggers)
         exit_code = 0
     except BaseException as error:
-        status.failed(error)
+        # Lightning turns an interrupt into an exit, which says nothing.
+        status.failed("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else error)
         raise
     finally:
         finish(loggers, exit_code=exit_code)
@@ -74,7 +75,9 @@ def _evaluate(
     loggers += make_loggers(**settings, run_dir=run_dir, config=asdict(config))
     with RunFiles(run_dir) as files:
         module = evaluation.module(_Bookkeeper(evaluation, files, status), RunningFigures(loggers))
+        device = evaluation.target.model.device
         _trainer(config, run_dir, loggers).test(module, datamodule=evaluation.data, verbose=False)
+        evaluation.target.model.to(device)  # type: ignore[arg-type]  # Lightning moves models to the CPU at the end
         results = _results(config, evaluation, module, files, started, time.perf_counter() - began)
     write_results(run_dir / "results.json", results)
     log_results(loggers, results)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from jinja2 import TemplateError
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
@@ -13,7 +14,7 @@ from spec_harness.errors import UserError
 from spec_harness.evaluation.prompts import PromptRow
 from spec_harness.sequence import SamplingParams
 from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.scheduler import Request
+from spec_harness.spec_decode.running import Request
 
 Message = dict[str, str]
 
@@ -63,7 +64,10 @@ class PromptEncoder:
         if isinstance(prompt, str):
             text, token_ids = prompt, self.tokenizer(prompt)["input_ids"]
         else:
-            rendered = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            try:
+                rendered = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            except TemplateError as error:  # as many do with a system message, or two users in a row
+                raise UserError(f"prompt {row.id!r}: the chat template refuses its messages: {error}") from error
             assert isinstance(rendered, str)
             # The template writes the special tokens itself.
             text, token_ids = rendered, self.tokenizer(rendered, add_special_tokens=False)["input_ids"]

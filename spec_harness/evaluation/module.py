@@ -9,7 +9,8 @@ from lightning import LightningModule
 from spec_harness.evaluation.aggregate import ProposalMetric
 from spec_harness.evaluation.progress import EvalProgress, PassProgress
 from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.scheduler import Request, Scheduler, SchedulerStats
+from spec_harness.spec_decode.running import Request
+from spec_harness.spec_decode.scheduler import Scheduler, SchedulerStats
 from spec_harness.worker.model_loader import LoadedModel
 
 
@@ -106,7 +107,7 @@ class SpecDecodeEvalModule(LightningModule):
         """Runs the current pass to its end, and lets go of its KV caches."""
         scheduler, current = self._scheduler, self.passes[self._current]
         assert scheduler is not None
-        while scheduler.num_waiting or scheduler.num_running:
+        while scheduler.num_unfinished:
             self._step(scheduler)
         scheduler.blocks.check_integrity()
         current.stage_s = scheduler.worker.timer.seconds()

@@ -9,6 +9,7 @@ import numpy as np
 import wandb
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
+from spec_harness.errors import UserError
 from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.evaluation.results import RunResults
 
@@ -54,24 +55,27 @@ def make_loggers(
     config: dict[str, Any],
 ) -> list[Logger]:
     """The loggers asked for, started. W&B keeps all its files inside ``run_dir``, so that a moved folder still
-    syncs."""
+    syncs. Raises ``UserError`` for what W&B refuses, as a project's name or a run online without a key."""
     loggers: list[Logger] = []
     if "wandb" in kinds:
         # Without this an offline run still reports its own errors over the network.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         os.environ["WANDB_DATA_DIR"] = str(run_dir / "wandb")
         (run_dir / "wandb").mkdir(exist_ok=True)
-        run = wandb.init(
-            dir=run_dir,
-            mode=mode,  # type: ignore[arg-type]  # checked against the same choices by the configuration
-            project=project,
-            group=group,
-            tags=list(tags),
-            name=name,
-            job_type="eval",
-            config=config,
-            settings=wandb.Settings(silent=True, disable_git=True, x_disable_stats=True, console="off"),
-        )
+        try:
+            run = wandb.init(
+                dir=run_dir,
+                mode=mode,  # type: ignore[arg-type]  # checked against the same choices by the configuration
+                project=project,
+                group=group,
+                tags=list(tags),
+                name=name,
+                job_type="eval",
+                config=config,
+                settings=wandb.Settings(silent=True, disable_git=True, x_disable_stats=True, console="off"),
+            )
+        except wandb.errors.UsageError as error:
+            raise UserError(f"logger (mode {mode}): W&B refuses: {error}") from error
         run.define_metric(STEP, hidden=True)
         run.define_metric("running/*", step_metric=STEP)
         loggers.append(WandbLogger(experiment=run, save_dir=run_dir))

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spec_harness.kv_cache.cache_ops import BlockPair, CacheOps
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -20,7 +22,8 @@ class LayerShape:
 class KVCache:
     """Keys ``[slots, H, D]`` and values ``[slots, H, E]`` of each layer, with slots = (num_blocks + 1) * block_size.
 
-    The one block on top is block 0, which belongs to no sequence.
+    The one block on top is block 0, which belongs to no sequence. Host blocks hold what is swapped out (pinned memory
+    beside a GPU).
     """
 
     def __init__(
@@ -31,12 +34,19 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_host_blocks: int = 0,
     ) -> None:
-        slots = (num_blocks + 1) * block_size
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.keys = [torch.zeros(slots, x.num_kv_heads, x.key_dim, dtype=dtype, device=device) for x in layers]
-        self.values = [torch.zeros(slots, x.num_kv_heads, x.value_dim, dtype=dtype, device=device) for x in layers]
+        self.num_host_blocks = num_host_blocks
+        slots, host_slots = (num_blocks + 1) * block_size, num_host_blocks * block_size
+        shapes = [((x.num_kv_heads, x.key_dim), (x.num_kv_heads, x.value_dim)) for x in layers]
+        self.keys = [torch.zeros(slots, *key, dtype=dtype, device=device) for key, _ in shapes]
+        self.values = [torch.zeros(slots, *value, dtype=dtype, device=device) for _, value in shapes]
+        pinned = device.type == "cuda" and num_host_blocks > 0
+        self._host = [
+            torch.zeros(host_slots, *shape, dtype=dtype, pin_memory=pinned) for pair in shapes for shape in pair
+        ]
 
     @staticmethod
     def bytes_per_block(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
@@ -58,3 +68,21 @@ class KVCache:
         key = self.keys[layer].index_select(0, flat)
         value = self.values[layer].index_select(0, flat)
         return key.view(*slots.shape, *key.shape[1:]), value.view(*slots.shape, *value.shape[1:])
+
+    def apply(self, ops: CacheOps) -> None:
+        """Carries out ``ops``. Raises ``ValueError`` and changes nothing if an id is wrong."""
+        ops.check(num_blocks=self.num_blocks, num_host_blocks=self.num_host_blocks)
+        device = [storage for pair in zip(self.keys, self.values, strict=True) for storage in pair]
+        for own, host in zip(device, self._host, strict=True):
+            self._move(host, own, ops.swap_in)
+            self._move(own, host, ops.swap_out)
+            self._move(own, own, ops.copy)
+
+    def _move(self, source: Tensor, destination: Tensor, pairs: Sequence[BlockPair]) -> None:
+        """Reads all sources before it writes a destination."""
+        if not pairs:
+            return
+        sources, destinations = (torch.tensor(ids) for ids in zip(*pairs, strict=True))
+        blocks = source.unflatten(0, (-1, self.block_size))[sources.to(source.device)]
+        target = destination.unflatten(0, (-1, self.block_size))
+        target.index_copy_(0, destinations.to(destination.device), blocks.to(destination.device))

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 
 import torch
 
+from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.sequence import SequenceMetadata
 from spec_harness.spec_decode.interfaces import SpeculativeProposals
 from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
+from spec_harness.spec_decode.records import SkipReason
 from spec_harness.worker.sampler import SamplerOutput
 
 
 class DraftModelTop1Proposer:
     """One candidate per position ("top 1": no tree), from a ``MultiStepWorker``. A ``SpeculativeProposer``."""
+
+    empty_reason: SkipReason = "low_confidence"
 
     def __init__(self, worker: MultiStepWorker, *, max_proposal_len: int, vocab_size: int) -> None:
         self.worker = worker
@@ -22,12 +26,17 @@ class DraftModelTop1Proposer:
     def max_model_len(self) -> int:
         return self.worker.max_model_len
 
-    def get_proposals(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> SpeculativeProposals:
+    def get_proposals(
+        self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int], cache_ops: CacheOps | None = None
+    ) -> SpeculativeProposals:
         """See ``SpeculativeProposer``. If no sequence may speculate the draft model is not run."""
         rows = self._split_by_max_model_len(metadata, max_lens)
+        if not rows:
+            self.worker.apply(cache_ops)
+            return self._merge_outputs(rows, [], max_lens)
         steps = [max_lens[b] for b in rows]
         chosen = [metadata[b] for b in rows]
-        outputs = self.worker.execute_model_multi_step(chosen, max(steps), row_steps=steps) if rows else []
+        outputs = self.worker.execute_model_multi_step(chosen, max(steps), cache_ops, row_steps=steps)
         return self._merge_outputs(rows, outputs, max_lens)
 
     def _split_by_max_model_len(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> list[int]:
@@ -41,20 +50,33 @@ class DraftModelTop1Proposer:
         return [b for b, length in enumerate(max_lens) if length > 0]
 
     def _merge_outputs(
-        self, rows: Sequence[int], outputs: Sequence[SamplerOutput], lens: Sequence[int]
+        self, rows: Sequence[int], outputs: Sequence[SamplerOutput], max_lens: Sequence[int]
     ) -> SpeculativeProposals:
         """Puts the outputs of the speculating ``rows`` back into their places among all B."""
-        shape, device = (len(lens), self.max_proposal_len), self.worker.runner.device
+        shape, device = (len(max_lens), self.max_proposal_len), self.worker.runner.device
         token_ids = torch.full(shape, -1, dtype=torch.int64, device=device)
         probs = torch.zeros(*shape, self.vocab_size, device=device)
         if outputs:
             index = torch.tensor(rows, device=device)
             token_ids[:, : len(outputs)].index_copy_(0, index, torch.stack([o.token_ids for o in outputs], dim=1))
             probs[:, : len(outputs)].index_copy_(0, index, torch.stack([o.probs for o in outputs], dim=1))
-        return SpeculativeProposals(token_ids, probs, torch.tensor(list(lens), dtype=torch.int64))
+        lens = torch.tensor(list(max_lens), dtype=torch.int64)
+        if self.worker.min_prob > 0.0:  # only then may a proposal be shorter than planned, and only the device knows
+            lens = (token_ids >= 0).sum(-1).cpu()
+        return SpeculativeProposals(token_ids, probs, lens)
+
+    def num_computed(self, seq_id: int) -> int | None:
+        return self.worker.num_computed(seq_id)
 
     def rewind(self, seq_id: int, length: int) -> None:
         self.worker.rewind(seq_id, length)
+
+    def fork(self, parent: SequenceMetadata, children: Sequence[int]) -> None:
+        """Computes the prompt before it is shared: else each child would write it, into a copy of its own."""
+        if len(parent.data) <= self.max_model_len:
+            self.worker.compute_logits([parent])
+        for child in children:
+            self.worker.fork(parent.seq_id, child)
 
     def forget(self, seq_id: int) -> None:
         self.worker.forget(seq_id)

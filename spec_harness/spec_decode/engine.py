@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -10,6 +11,7 @@ from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.spec_decode.draft_model_proposer import DraftModelTop1Proposer
 from spec_harness.spec_decode.interfaces import SpeculativeProposer
 from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
+from spec_harness.spec_decode.ngram_proposer import NgramProposer
 from spec_harness.spec_decode.no_proposer import NoProposer
 from spec_harness.spec_decode.scheduler import Scheduler
 from spec_harness.spec_decode.spec_decode_worker import SpecDecodeWorker
@@ -32,44 +34,74 @@ class SamplerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NgramSettings:
+    """Prompt lookup instead of a draft model: windows of ``max_window`` down to ``min_window`` tokens."""
+
+    max_window: int
+    min_window: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """What an engine needs to know beside its models."""
 
     block_size: int  # tokens
     num_blocks: int  # usable KV blocks, in each cache
+    num_host_blocks: int = 0  # blocks that hold what is swapped out, for each cache
+    preemption: Literal["recompute", "swap"] = "recompute"
     max_num_seqs: int  # sequences running at once
     max_proposal_len: int  # draft tokens per sequence and round
+    min_draft_prob: float = 0.0  # a proposal ends where the draft's largest probability is lower
+    disable_above_batch: int | None = None  # no proposals while more sequences run
     target_sampling: SamplerSettings = SamplerSettings()
     draft_sampling: SamplerSettings = SamplerSettings()
 
 
 def build_scheduler(
-    target: LoadedModel, draft: LoadedModel | None, settings: EngineSettings, stop: StopCriteria
+    target: LoadedModel, draft: LoadedModel | NgramSettings | None, settings: EngineSettings, stop: StopCriteria
 ) -> Scheduler:
     """Allocates the KV caches on the models' device. Without a ``draft`` it is the autoregressive baseline."""
-    device = target.model.device
     target_worker = Worker(
         _runner(target, settings),
         _sampler(settings.target_sampling, Stream.TARGET_TOKEN, None),
         max_model_len=target.max_model_len,
     )
-    proposer: SpeculativeProposer = NoProposer(vocab_size=target.vocab_size, device=device)
-    if draft is not None:
-        draft_worker = MultiStepWorker(
-            _runner(draft, settings),
-            _sampler(settings.draft_sampling, Stream.DRAFT_TOKEN, target.vocab_size),
-            max_model_len=draft.max_model_len,
-        )
-        proposer = DraftModelTop1Proposer(
-            draft_worker, max_proposal_len=settings.max_proposal_len, vocab_size=target.vocab_size
-        )
     return Scheduler(
-        SpecDecodeWorker(proposer, target_worker, StageTimer(device)),
-        BlockManager(num_blocks=settings.num_blocks, block_size=settings.block_size),
+        SpecDecodeWorker(_proposer(target, draft, settings), target_worker, StageTimer(target.model.device)),
+        BlockManager(
+            num_blocks=settings.num_blocks,
+            block_size=settings.block_size,
+            num_host_blocks=settings.num_host_blocks,
+        ),
         max_num_seqs=settings.max_num_seqs,
         max_proposal_len=0 if draft is None else settings.max_proposal_len,
         stop=stop,
+        preemption=settings.preemption,
+        disable_above_batch=settings.disable_above_batch,
     )
+
+
+def _proposer(
+    target: LoadedModel, draft: LoadedModel | NgramSettings | None, settings: EngineSettings
+) -> SpeculativeProposer:
+    k, vocab_size, device = settings.max_proposal_len, target.vocab_size, target.model.device
+    if draft is None:
+        return NoProposer(vocab_size=vocab_size, device=device)
+    if isinstance(draft, NgramSettings):
+        return NgramProposer(
+            max_proposal_len=k,
+            vocab_size=vocab_size,
+            device=device,
+            max_window=draft.max_window,
+            min_window=draft.min_window,
+        )
+    worker = MultiStepWorker(
+        _runner(draft, settings),
+        _sampler(settings.draft_sampling, Stream.DRAFT_TOKEN, vocab_size),
+        max_model_len=draft.max_model_len,
+        min_prob=settings.min_draft_prob,
+    )
+    return DraftModelTop1Proposer(worker, max_proposal_len=k, vocab_size=vocab_size)
 
 
 def _runner(loaded: LoadedModel, settings: EngineSettings) -> ModelRunner:
@@ -77,6 +109,7 @@ def _runner(loaded: LoadedModel, settings: EngineSettings) -> ModelRunner:
         loaded.layers,
         num_blocks=settings.num_blocks,
         block_size=settings.block_size,
+        num_host_blocks=settings.num_host_blocks,
         dtype=loaded.dtype,
         device=loaded.model.device,
     )

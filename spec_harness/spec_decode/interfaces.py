@@ -7,7 +7,9 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.sequence import SequenceMetadata
+from spec_harness.spec_decode.records import SkipReason
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class SpeculativeProposals:
 
     proposal_token_ids: Int[Tensor, "B k"]  # -1 padded
     proposal_probs: Float[Tensor, "B k V"]  # the draft's processed distribution at each position; 0 past the length
-    proposal_lens: Int[Tensor, " B"]  # on the host: lengths are known before anything is computed
+    proposal_lens: Int[Tensor, " B"]  # on the host
 
     @property
     def lens(self) -> list[int]:
@@ -35,13 +37,30 @@ class SpeculativeProposer(Protocol):
         """Positions it can speak about; ``None``: any."""
         ...
 
-    def get_proposals(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> SpeculativeProposals:
-        """At most ``max_lens[b]`` tokens for each sequence; B rows in the order of ``metadata``, which is not
-        changed."""
+    @property
+    def empty_reason(self) -> SkipReason:
+        """Why it proposes nothing where it might have."""
+        ...
+
+    def get_proposals(
+        self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int], cache_ops: CacheOps | None = None
+    ) -> SpeculativeProposals:
+        """At most ``max_lens[b]`` tokens for each sequence; B rows in the order of ``metadata``, which is not changed.
+
+        ``cache_ops`` are carried out first, once, in its KV cache if it has one; also if nobody may speculate.
+        """
+        ...
+
+    def num_computed(self, seq_id: int) -> int | None:
+        """Tokens of the sequence in its KV cache; ``None`` if it has none."""
         ...
 
     def rewind(self, seq_id: int, length: int) -> None:
         """The sequence has ``length`` committed tokens; whatever was computed past the last but one is void."""
+        ...
+
+    def fork(self, parent: SequenceMetadata, children: Sequence[int]) -> None:
+        """The new sequences ``children`` share the blocks of ``parent``, which has just been prefilled."""
         ...
 
     def forget(self, seq_id: int) -> None:

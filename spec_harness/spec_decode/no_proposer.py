@@ -4,20 +4,25 @@ from collections.abc import Sequence
 
 import torch
 
+from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.sequence import SequenceMetadata
 from spec_harness.spec_decode.interfaces import SpeculativeProposals
+from spec_harness.spec_decode.records import SkipReason
 
 
 class NoProposer:
     """A ``SpeculativeProposer`` with k = 0, so that the baseline runs through the very code it is compared with."""
 
     max_model_len: int | None = None
+    empty_reason: SkipReason = "cap"
 
     def __init__(self, *, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
 
-    def get_proposals(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> SpeculativeProposals:
+    def get_proposals(
+        self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int], cache_ops: CacheOps | None = None
+    ) -> SpeculativeProposals:
         batch = len(metadata)
         return SpeculativeProposals(
             torch.empty(batch, 0, dtype=torch.int64, device=self._device),
@@ -25,7 +30,14 @@ class NoProposer:
             torch.zeros(batch, dtype=torch.int64),
         )
 
+    def num_computed(self, seq_id: int) -> int | None:
+        """Holds no KV."""
+        return None
+
     def rewind(self, seq_id: int, length: int) -> None:
+        """Holds no state."""
+
+    def fork(self, parent: SequenceMetadata, children: Sequence[int]) -> None:
         """Holds no state."""
 
     def forget(self, seq_id: int) -> None:

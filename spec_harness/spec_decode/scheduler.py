@@ -1,45 +1,21 @@
-"""Keeps ``max_num_seqs`` sequences running: admits, prefills, runs rounds, commits, finishes."""
+"""Keeps ``max_num_seqs`` sequences running: admits, prefills, plans and runs rounds, preempts, commits, finishes."""
 
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
 
-from spec_harness.kv_cache.block_manager import BlockManager, blocks_for
-from spec_harness.sequence import SamplingParams, SequenceData, SequenceMetadata
+from spec_harness.kv_cache.block_manager import BlockManager, OutOfBlocksError, blocks_for
+from spec_harness.kv_cache.cache_ops import CacheOps
+from spec_harness.sequence import SequenceMetadata
 from spec_harness.spec_decode.commit import round_record
 from spec_harness.spec_decode.proposal_length import plan_proposal_len
-from spec_harness.spec_decode.records import RequestRecord, RoundRecord, SkipReason, StopReason
+from spec_harness.spec_decode.records import RequestRecord, SkipReason, StopReason
+from spec_harness.spec_decode.running import Request, RunningSequence
 from spec_harness.spec_decode.spec_decode_worker import RoundOutcome, SpecDecodeWorker
 from spec_harness.spec_decode.stopping import StopCriteria
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One prompt to complete."""
-
-    request_id: str
-    prompt: str
-    prompt_token_ids: list[int]
-    sampling: SamplingParams
-    category: str = "default"
-    turn: int = 0
-
-
-@dataclass(eq=False)  # a sequence is itself, whatever it holds
-class _Running:
-    """A sequence that holds KV blocks."""
-
-    request: Request
-    metadata: SequenceMetadata  # its block table is refreshed by ``_with_slots``
-    max_blocks: int  # what it may come to own
-    admitted: float  # seconds, monotonic clock
-    first_token: float = 0.0
-    rounds: list[RoundRecord] = field(default_factory=list)
-
-    @property
-    def data(self) -> SequenceData:
-        return self.metadata.data
 
 
 @dataclass
@@ -47,15 +23,24 @@ class SchedulerStats:
     """What the scheduler counts; KV figures are sums over steps, so that ratios come once, at the end."""
 
     num_steps: int = 0
+    rows_run: int = 0
     tokens_held: int = 0
     slots_held: int = 0
-    rows_run: int = 0
+    preemptions: int = 0  # times a sequence gave its blocks back unfinished
+    swaps: int = 0  # preemptions that moved its blocks to the host
+
+
+@dataclass(frozen=True)
+class _PlannedRow:
+    sequence: RunningSequence
+    proposal_len: int
+    skip_reason: SkipReason | None
 
 
 class Scheduler:
-    """Admits a waiting request while a sequence slot is free and the pool can hold it to its full length next to the
-    full lengths of those running; so no sequence ever runs out of blocks, and a small pool only runs fewer at a
-    time."""
+    """Admits while a sequence slot and the blocks of a first round are free. When blocks run out, the newest sequence
+    is preempted; it comes back, before any new one, once there is room. A proposal is never shortened for lack of
+    blocks: KV settings change time, not statistics."""
 
     def __init__(
         self,
@@ -65,6 +50,8 @@ class Scheduler:
         max_num_seqs: int,
         max_proposal_len: int,
         stop: StopCriteria,
+        preemption: Literal["recompute", "swap"] = "recompute",
+        disable_above_batch: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.worker = worker
@@ -73,15 +60,17 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_proposal_len = max_proposal_len
         self._stop = stop
+        self._swap = preemption == "swap"
+        self._disable_above_batch = disable_above_batch
         self._clock = clock
         self._waiting: deque[Request] = deque()
-        self._running: list[_Running] = []
+        self._preempted: deque[RunningSequence] = deque()  # oldest first
+        self._running: list[RunningSequence] = []  # oldest first
         self._next_seq_id = 0
 
     def blocks_needed(self, request: Request) -> int:
-        """Blocks of ``request`` at its full length; the last token's KV is never written."""
-        longest = min(len(request.prompt_token_ids) + request.sampling.max_new_tokens, self.worker.target.max_model_len)
-        return blocks_for(longest - 1, self.blocks.block_size)
+        """Blocks of one sequence of ``request`` at its full length."""
+        return blocks_for(self._max_slots(request), self.blocks.block_size)
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises ``ValueError`` if it could never be run."""
@@ -95,7 +84,16 @@ class Scheduler:
                 f"request {request.request_id} needs {self.blocks_needed(request)} KV blocks, the pool has "
                 f"{self.blocks.num_blocks}"
             )
+        if not 1 <= request.num_samples <= self._max_num_seqs:
+            raise ValueError(
+                f"request {request.request_id}: {request.num_samples} samples, where 1 to {self._max_num_seqs} can run"
+            )
         self._waiting.append(request)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences running or preempted, and requests not yet admitted."""
+        return len(self._waiting) + len(self._preempted) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -107,72 +105,108 @@ class Scheduler:
 
     @property
     def has_free_slot(self) -> bool:
-        """No request waits and one more could be taken on."""
-        return not self._waiting and len(self._running) < self._max_num_seqs
+        """Nobody waits and one more sequence could be taken on."""
+        return not self._waiting and not self._preempted and len(self._running) < self._max_num_seqs
 
     def step(self) -> list[RequestRecord]:
         """Admits and prefills what fits, then one round of every running sequence. Returns those that finished."""
-        finished = self._prefill(self._admit())
+        ops = CacheOps()
+        with self.worker.timer.stage("scheduler"):
+            self._resume(ops)
+            groups = [] if self._preempted else self._admit()
+        finished = self._prefill(groups)
         if self._running:
-            finished += self._round()
+            finished += self._round(ops)
         return finished
 
-    def _admit(self) -> list[_Running]:
-        admitted: list[_Running] = []
-        with self.worker.timer.stage("scheduler"):
-            reserved = sum(seq.max_blocks for seq in self._running)
-            while self._waiting and len(self._running) + len(admitted) < self._max_num_seqs:
-                needed = self.blocks_needed(self._waiting[0])
-                if reserved + needed > self.blocks.num_blocks:
-                    break
-                reserved += needed
-                request = self._waiting.popleft()
-                metadata = SequenceMetadata(
-                    request_id=request.request_id,
-                    seq_id=self._next_seq_id,
-                    data=SequenceData(list(request.prompt_token_ids)),
-                    block_table=[],
-                    sampling=request.sampling,
-                )
-                self._next_seq_id += 1
-                admitted.append(_Running(request, metadata, needed, self._clock()))
-        return admitted
+    def _resume(self, ops: CacheOps) -> None:
+        """Takes preempted sequences back. A recomputed one catches up in its next ordinary round: no prefill."""
+        while self._preempted and len(self._running) < self._max_num_seqs:
+            seq = self._preempted[0]
+            slots = min(len(seq.data) + self._max_proposal_len, self._max_slots(seq.request))
+            if blocks_for(slots, self.blocks.block_size) > self.blocks.num_free:
+                return
+            self._preempted.popleft()
+            if self.blocks.is_swapped_out(seq.seq_id):
+                ops.swap_in += self.blocks.swap_in(seq.seq_id)
+            self.blocks.grow(seq.seq_id, slots)
+            self._running.append(seq)
+            self._running.sort(key=lambda running: running.seq_id)
 
-    def _prefill(self, admitted: list[_Running]) -> list[RequestRecord]:
-        if not admitted:
+    def _admit(self) -> list[list[RunningSequence]]:
+        """New requests, each with its samples, for which there are slots and blocks up to their first round."""
+        groups: list[list[RunningSequence]] = []
+        taken = len(self._running)
+        while self._waiting and taken + self._waiting[0].num_samples <= self._max_num_seqs:
+            request = self._waiting[0]
+            slots = min(len(request.prompt_token_ids) + self._max_proposal_len + 1, self._max_slots(request))
+            # Each further sample writes behind the shared prompt, so into a block of its own.
+            needed = blocks_for(slots, self.blocks.block_size) + request.num_samples - 1
+            if min(needed, self.blocks.num_blocks) > self.blocks.num_free:
+                break
+            self._waiting.popleft()
+            first = self._next_seq_id
+            self._next_seq_id += request.num_samples
+            now = self._clock()
+            group = [
+                RunningSequence.start(request, seq_id=first + sample, sample=sample, now=now)
+                for sample in range(request.num_samples)
+            ]
+            prompt_slots = len(request.prompt_token_ids) if request.num_samples > 1 else slots
+            self.blocks.grow(first, prompt_slots)
+            for seq in group[1:]:
+                self.blocks.fork(first, seq.seq_id)
+            groups.append(group)
+            taken += len(group)
+        return groups
+
+    def _prefill(self, groups: list[list[RunningSequence]]) -> list[RequestRecord]:
+        if not groups:
             return []
-        tokens = self.worker.prefill([self._with_slots(seq, 0) for seq in admitted])
+        drawn = self.worker.prefill([[self._with_table(seq) for seq in group] for group in groups])
         finished = []
         with self.worker.timer.stage("commit"):
             now = self._clock()
-            for seq, token in zip(admitted, tokens, strict=True):
+            for seq, token in zip(chain(*groups), chain(*drawn), strict=True):
                 seq.first_token = now
                 self._running.append(seq)
                 ends = self._stop.first_stop(seq.metadata, [token])
-                stop = self._append(seq, [token], None if ends is None else ends[1])
-                if stop is not None:
-                    finished.append(self._finish(seq, stop))
+                finished += self._append(seq, [token], None if ends is None else ends[1])
         return finished
 
-    def _round(self) -> list[RequestRecord]:
+    def _round(self, ops: CacheOps) -> list[RequestRecord]:
         with self.worker.timer.stage("scheduler"):
-            batch = list(self._running)
-            plans = [self._plan(seq) for seq in batch]
-            metadata = [self._with_slots(seq, plan[0]) for seq, plan in zip(batch, plans, strict=True)]
-            self.stats.num_steps += 1
-            self.stats.rows_run += len(batch)
-            self.stats.tokens_held += sum(len(seq.data) for seq in batch)
-            self.stats.slots_held += self.blocks.num_allocated * self.blocks.block_size
-        outcomes = self.worker.execute_round(metadata, [length for length, _ in plans])
+            rows = self._plan_round(ops)
+            metadata = [self._with_table(row.sequence) for row in rows]
+            self._count(rows)
+        outcomes = self.worker.execute_round(metadata, [row.proposal_len for row in rows], ops)
         finished = []
         with self.worker.timer.stage("commit"):
-            for seq, outcome, (_, reason) in zip(batch, outcomes, plans, strict=True):
-                stop = self._commit(seq, outcome, reason)
-                if stop is not None:
-                    finished.append(self._finish(seq, stop))
+            for row, outcome in zip(rows, outcomes, strict=True):
+                finished += self._commit(row, outcome)
         return finished
 
-    def _plan(self, seq: _Running) -> tuple[int, SkipReason | None]:
+    def _plan_round(self, ops: CacheOps) -> list[_PlannedRow]:
+        """Proposal lengths, and KV slots for them: oldest sequences first, at the newest ones' expense."""
+        rows: list[_PlannedRow] = []
+        disabled = self._disable_above_batch is not None and len(self._running) > self._disable_above_batch
+        for seq in list(self._running):
+            length, reason = (0, "disabled") if disabled else self._plan(seq)
+            while seq in self._running:
+                try:
+                    ops.copy += self.blocks.grow(
+                        seq.seq_id,
+                        len(seq.data) + length,
+                        write_from=self.worker.first_write(seq.seq_id, length),
+                    )
+                except OutOfBlocksError:
+                    self._preempt(self._running[-1], ops)
+                else:
+                    rows.append(_PlannedRow(seq, length, reason))
+                    break
+        return rows
+
+    def _plan(self, seq: RunningSequence) -> tuple[int, SkipReason | None]:
         return plan_proposal_len(
             seq.metadata,
             max_proposal_len=self._max_proposal_len,
@@ -180,13 +214,29 @@ class Scheduler:
             draft_max=self.worker.proposer.max_model_len,
         )
 
-    def _with_slots(self, seq: _Running, proposal_len: int) -> SequenceMetadata:
-        """The sequence's metadata with KV slots for its tokens and the proposal's."""
-        self.blocks.grow(seq.metadata.seq_id, len(seq.data) + proposal_len)
-        seq.metadata = replace(seq.metadata, block_table=self.blocks.block_table(seq.metadata.seq_id))
-        return seq.metadata
+    def _preempt(self, seq: RunningSequence, ops: CacheOps) -> None:
+        """Takes the sequence's blocks: to the host if it has room, else they are to be computed anew."""
+        self._running.remove(seq)
+        self._preempted.appendleft(seq)
+        seq.preemptions += 1
+        self.stats.preemptions += 1
+        if self._swap and self.blocks.can_swap_out(seq.seq_id):
+            ops.swap_out += self.blocks.swap_out(seq.seq_id)
+            self.stats.swaps += 1
+        else:
+            self.blocks.free(seq.seq_id)
+            self.worker.forget(seq.seq_id)
 
-    def _commit(self, seq: _Running, outcome: RoundOutcome, reason: SkipReason | None) -> StopReason | None:
+    def _count(self, rows: list[_PlannedRow]) -> None:
+        self.stats.num_steps += 1
+        self.stats.rows_run += len(rows)
+        self.stats.tokens_held += sum(len(row.sequence.data) for row in rows)
+        self.stats.slots_held += self.blocks.num_allocated * self.blocks.block_size
+
+    def _commit(self, row: _PlannedRow, outcome: RoundOutcome) -> list[RequestRecord]:
+        seq, reason = row.sequence, row.skip_reason
+        if row.proposal_len and not outcome.draft_token_ids:
+            reason = self.worker.proposer.empty_reason
         stop = self._stop.first_stop(seq.metadata, outcome.output_token_ids)
         record = round_record(
             seq.metadata,
@@ -199,32 +249,25 @@ class Scheduler:
         seq.rounds.append(record)
         return self._append(seq, record.output_token_ids, None if stop is None else stop[1])
 
-    def _append(self, seq: _Running, tokens: list[int], stop: StopReason | None) -> StopReason | None:
-        """Commits ``tokens``; the reason if the sequence ends with them."""
+    def _append(self, seq: RunningSequence, tokens: list[int], stop: StopReason | None) -> list[RequestRecord]:
+        """Commits ``tokens``; the sequence's record if it ends with them."""
         seq.data.output_token_ids.extend(tokens)
-        self.worker.rewind(seq.metadata.seq_id, len(seq.data))
-        if stop is not None:
-            return stop
+        self.worker.rewind(seq.seq_id, len(seq.data))
         full = len(seq.data) >= self.worker.target.max_model_len
         spent = len(seq.data.output_token_ids) >= seq.request.sampling.max_new_tokens
-        return "length" if full or spent else None
-
-    def _finish(self, seq: _Running, stop: StopReason) -> RequestRecord:
+        reason = stop or ("length" if full or spent else None)
+        if reason is None:
+            return []
         self._running.remove(seq)
-        self.blocks.free(seq.metadata.seq_id)
-        self.worker.forget(seq.metadata.seq_id)
-        tokens, now = seq.data.output_token_ids, self._clock()
-        return RequestRecord(
-            request_id=seq.request.request_id,
-            turn=seq.request.turn,
-            sample=seq.metadata.sample,
-            category=seq.request.category,
-            prompt=seq.request.prompt,
-            prompt_token_ids=seq.request.prompt_token_ids,
-            token_ids=tokens,
-            text=self._stop.decode(tokens),
-            stop_reason=stop,
-            time_to_first_token=seq.first_token - seq.admitted,
-            time_per_output_token=(now - seq.first_token) / (len(tokens) - 1) if len(tokens) > 1 else None,
-            rounds=seq.rounds,
-        )
+        self.blocks.free(seq.seq_id)
+        self.worker.forget(seq.seq_id)
+        text = self._stop.decode(seq.data.output_token_ids)
+        return [seq.record(text=text, stop_reason=reason, now=self._clock())]
+
+    def _max_slots(self, request: Request) -> int:
+        """KV slots of a sequence at its full length; the last token's KV is never written."""
+        longest = len(request.prompt_token_ids) + request.sampling.max_new_tokens
+        return min(longest, self.worker.target.max_model_len) - 1
+
+    def _with_table(self, seq: RunningSequence) -> SequenceMetadata:
+        return seq.with_table(self.blocks.block_table(seq.seq_id))

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 
+from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.sequence import SequenceMetadata
 from spec_harness.spec_decode.interfaces import SpeculativeProposals, SpeculativeProposer
 from spec_harness.spec_decode.rejection_sampler import RejectionSampler, Verification
@@ -41,21 +43,44 @@ class SpecDecodeWorker:
         self._scorer = TargetScorer(target)
         self._verifier = RejectionSampler()
 
-    def prefill(self, metadata: Sequence[SequenceMetadata]) -> list[int]:
-        """The target's pass over the prompts: the first token of each sequence. No round; the draft catches up
-        later."""
-        with self.timer.stage("prefill"):
-            output = self.target.execute_model(metadata)
-            tokens = torch.stack([output.token_ids.double(), output.probs.sum(-1).double()]).cpu()
-        self._check_finite([m.request_id for m, p in zip(metadata, tokens[1].isfinite(), strict=True) if not p])
-        return [int(t) for t in tokens[0].tolist()]
+    def prefill(self, groups: Sequence[Sequence[SequenceMetadata]]) -> list[list[int]]:
+        """The target's pass over the prompts: the first token of each sequence. No round; the draft catches up later.
 
-    def execute_round(self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int]) -> list[RoundOutcome]:
-        """One outcome per sequence. Needs len + max_lens[b] KV slots of each. Changes no metadata."""
+        Each group holds the sequences of one request. Its first one runs; the others fork from it, so share its blocks.
+        """
+        parents, everyone = [group[0] for group in groups], [m for group in groups for m in group]
+        with self.timer.stage("prefill"):
+            probs = self.target.sampler.probs(self.target.compute_logits(parents))
+            sizes = torch.tensor([len(group) for group in groups], device=probs.device)
+            output = self.target.sampler.sample(probs.repeat_interleave(sizes, dim=0), everyone, 0)
+            tokens, mass = torch.stack([output.token_ids.double(), output.probs.sum(-1).double()]).tolist()
+            for parent, *children in groups:
+                if children:
+                    self._fork(parent, [child.seq_id for child in children])
+        self._check_finite([m.request_id for m, total in zip(everyone, mass, strict=True) if not isfinite(total)])
+        drawn = iter(tokens)
+        return [[int(next(drawn)) for _ in group] for group in groups]
+
+    def _fork(self, parent: SequenceMetadata, children: Sequence[int]) -> None:
+        self.proposer.fork(parent, children)
+        for child in children:
+            self.target.fork(parent.seq_id, child)
+
+    def first_write(self, seq_id: int, proposal_len: int) -> int:
+        """The first position whose KV the next round writes, in either cache."""
+        drafted = self.proposer.num_computed(seq_id) if proposal_len else None
+        computed = self.target.num_computed(seq_id)
+        return computed if drafted is None else min(computed, drafted)
+
+    def execute_round(
+        self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int], cache_ops: CacheOps | None = None
+    ) -> list[RoundOutcome]:
+        """One outcome per sequence. Needs len + max_lens[b] KV slots of each. Changes no metadata. Both models' caches
+        carry out ``cache_ops`` first."""
         with self.timer.stage("propose"):
-            proposals = self.proposer.get_proposals(metadata, max_lens)
+            proposals = self.proposer.get_proposals(metadata, max_lens, cache_ops)
         with self.timer.stage("score"):
-            target_probs = self._scorer.score(metadata, proposals)
+            target_probs = self._scorer.score(metadata, proposals, cache_ops)
         with self.timer.stage("verify"):
             keys = keys_of(metadata, target_probs.device)
             first = torch.tensor([len(m.data) for m in metadata], device=target_probs.device)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.sequence import SequenceMetadata
 from spec_harness.spec_decode.interfaces import SpeculativeProposals
 from spec_harness.worker.worker import Worker
@@ -17,12 +18,18 @@ class TargetScorer:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
-    def score(self, metadata: Sequence[SequenceMetadata], proposals: SpeculativeProposals) -> Float[Tensor, "B k+1 V"]:
+    def score(
+        self,
+        metadata: Sequence[SequenceMetadata],
+        proposals: SpeculativeProposals,
+        cache_ops: CacheOps | None = None,
+    ) -> Float[Tensor, "B k+1 V"]:
         """The target's processed distributions: entry i of a row is that of position len + i; 0 past the proposal's
         length.
 
         Needs len + l KV slots of each sequence. The target's KV then covers the proposal: rewind after verification.
         """
+        self.worker.apply(cache_ops)
         batch, k = proposals.proposal_token_ids.shape
         lens = proposals.lens
         packed = [b * k + i for b, n in enumerate(lens) for i in range(n)]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.sequence import SequenceMetadata
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from spec_harness.worker.sampler import Sampler, SamplerOutput
@@ -35,8 +36,19 @@ class Worker:
         """The sequence's blocks are gone; should it come back it is computed from its first token."""
         self._num_computed.pop(seq_id, None)
 
-    def execute_model(self, metadata: Sequence[SequenceMetadata]) -> SamplerOutput:
-        """One forward over what each sequence lacks, and one sampled token each. Changes no metadata."""
+    def fork(self, parent: int, child: int) -> None:
+        """The new sequence ``child`` shares the parent's blocks, and what is computed in them."""
+        self._num_computed[child] = self.num_computed(parent)
+
+    def apply(self, cache_ops: CacheOps | None) -> None:
+        """Moves KV blocks, before the forward that relies on it."""
+        if cache_ops:
+            self.runner.cache.apply(cache_ops)
+
+    def execute_model(self, metadata: Sequence[SequenceMetadata], cache_ops: CacheOps | None = None) -> SamplerOutput:
+        """Carries out ``cache_ops``, then one forward over what each sequence lacks, and one sampled token each.
+        Changes no metadata."""
+        self.apply(cache_ops)
         probs = self.sampler.probs(self.compute_logits(metadata))
         return self.sampler.sample(probs, metadata, 0)
 

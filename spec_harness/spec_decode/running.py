@@ -1,0 +1,74 @@
+"""Requests as they are asked for, and sequences as the scheduler holds them."""
+
+from dataclasses import dataclass, field, replace
+
+from spec_harness.sequence import SamplingParams, SequenceData, SequenceMetadata
+from spec_harness.spec_decode.records import RequestRecord, RoundRecord, StopReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt to complete, ``num_samples`` times."""
+
+    request_id: str
+    prompt: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    category: str = "default"
+    turn: int = 0
+    num_samples: int = 1
+
+
+@dataclass(eq=False)  # a sequence is itself, whatever it holds
+class RunningSequence:
+    """A sequence that was admitted and has not finished; it may be preempted for a while."""
+
+    request: Request
+    metadata: SequenceMetadata  # its block table is refreshed before each forward
+    admitted: float  # seconds, monotonic clock
+    first_token: float = 0.0
+    preemptions: int = 0
+    rounds: list[RoundRecord] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, request: Request, *, seq_id: int, sample: int, now: float) -> "RunningSequence":
+        metadata = SequenceMetadata(
+            request_id=request.request_id,
+            seq_id=seq_id,
+            data=SequenceData(list(request.prompt_token_ids)),
+            block_table=[],
+            sampling=request.sampling,
+            sample=sample,
+        )
+        return cls(request, metadata, now)
+
+    @property
+    def seq_id(self) -> int:
+        return self.metadata.seq_id
+
+    @property
+    def data(self) -> SequenceData:
+        return self.metadata.data
+
+    def with_table(self, block_table: list[int]) -> SequenceMetadata:
+        self.metadata = replace(self.metadata, block_table=block_table)
+        return self.metadata
+
+    def record(self, *, text: str, stop_reason: StopReason, now: float) -> RequestRecord:
+        """What is left of the sequence once it has finished."""
+        tokens = self.data.output_token_ids
+        return RequestRecord(
+            request_id=self.request.request_id,
+            turn=self.request.turn,
+            sample=self.metadata.sample,
+            category=self.request.category,
+            prompt=self.request.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            token_ids=tokens,
+            text=text,
+            stop_reason=stop_reason,
+            time_to_first_token=self.first_token - self.admitted,
+            time_per_output_token=(now - self.first_token) / (len(tokens) - 1) if len(tokens) > 1 else None,
+            preemptions=self.preemptions,
+            rounds=self.rounds,
+        )
