@@ -91,11 +91,16 @@ class KVCacheConfig:
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # usable blocks (block 0 comes on top); null: sized by the harness
+    preemption: str = "recompute"  # recompute · swap: of the newest sequence, when blocks run out
+    swap_space_gib: float = 1.0  # GiB of host memory for swapped blocks, at most
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory, 0 to 1; read on a GPU with num_blocks null
 
     def __post_init__(self) -> None:
         _check_min("kv_cache.block_size", self.block_size, 1)
         _check_min("kv_cache.num_blocks", self.num_blocks, 1)
+        _check_choice("kv_cache.preemption", self.preemption, ("recompute", "swap"))
+        if not (math.isfinite(self.swap_space_gib) and self.swap_space_gib >= 0):
+            raise UserError(f"kv_cache.swap_space_gib must be a number of at least 0, not {self.swap_space_gib}")
         _check_share("kv_cache.gpu_memory_utilization", self.gpu_memory_utilization)
 
 
@@ -103,21 +108,30 @@ class KVCacheConfig:
 class ProposalConfig:
     """Who proposes, how many tokens, and how they are drawn."""
 
-    kind: str = "draft_model"  # draft_model · none: the target alone
+    kind: str = "draft_model"  # draft_model · ngram: prompt lookup · none: the target alone
     max_proposal_len: int = 4  # tokens; upper bound for one sequence in one round
+    min_draft_prob: float = 0.0  # a proposal ends where the draft's largest probability is below this
+    disable_above_batch: int | None = None  # nothing is proposed while more sequences than this run
+    ngram_max: int = 3  # tokens, with kind ngram: the longest window looked up
+    ngram_min: int = 1  # tokens, with kind ngram: the shortest
     draft_sampling: str = "same"  # same: as the target · greedy · custom: the three keys below
     draft_temperature: float | None = None  # with draft_sampling=custom; 0 is greedy
     draft_top_k: int | None = None  # tokens, with draft_sampling=custom; null: all
     draft_top_p: float | None = None  # probability mass, with draft_sampling=custom; null: 1
 
     def __post_init__(self) -> None:
-        _check_choice("proposal.kind", self.kind, ("draft_model", "none"))
+        _check_choice("proposal.kind", self.kind, ("draft_model", "ngram", "none"))
         _check_min("proposal.max_proposal_len", self.max_proposal_len, 0)
         if self.kind == "none" and self.max_proposal_len > 0:
             raise UserError(
                 "proposal.max_proposal_len must be 0 with proposal=none, which proposes nothing, "
                 f"not {self.max_proposal_len}"
             )
+        if not 0 <= self.min_draft_prob < 1:
+            raise UserError(f"proposal.min_draft_prob must be at least 0 and below 1, not {self.min_draft_prob}")
+        _check_min("proposal.disable_above_batch", self.disable_above_batch, 1)
+        _check_min("proposal.ngram_min", self.ngram_min, 1)
+        _check_min("proposal.ngram_max", self.ngram_max, self.ngram_min)
         _check_choice("proposal.draft_sampling", self.draft_sampling, ("same", "greedy", "custom"))
         _check_temperature("proposal.draft_temperature", self.draft_temperature)
         _check_min("proposal.draft_top_k", self.draft_top_k, 1)
@@ -146,6 +160,8 @@ class SamplingConfig:
     seed: int = 0  # of the requests' random streams
     max_new_tokens: int = 64  # tokens of one request
     ignore_eos: bool = False  # go on behind an end-of-sequence token
+    n: int = 1  # samples of each prompt
+    num_beams: int = 1  # beam search is not there
     stop: list[str] = field(default_factory=list)  # texts that end a request
 
     def __post_init__(self) -> None:
@@ -153,6 +169,16 @@ class SamplingConfig:
         _check_min("sampling.top_k", self.top_k, 1)
         _check_share("sampling.top_p", self.top_p)
         _check_min("sampling.max_new_tokens", self.max_new_tokens, 1)
+        _check_min("sampling.n", self.n, 1)
+        if self.n > 1 and self.temperature == 0:
+            raise UserError(
+                f"sampling.n must be 1 with sampling.temperature=0, not {self.n}: all samples would be equal"
+            )
+        if self.num_beams != 1:
+            raise UserError(
+                f"sampling.num_beams must be 1, not {self.num_beams}: beam search reorders its beams between "
+                "tokens, so no proposal of one could be verified; use sampling.n for several samples"
+            )
         for text in self.stop:
             _check_text("sampling.stop", text)
 
@@ -238,6 +264,8 @@ class EvalConfig:
         _check_choice("mode", self.mode, ("run",))
         _check_choice("baseline", self.baseline, ("measure", "off"))
         _check_choice("integrity", self.integrity, ("full", "quick", "off"))
+        if self.sampling.n > self.max_num_seqs:
+            raise UserError(f"sampling.n must be at most max_num_seqs ({self.max_num_seqs}), not {self.sampling.n}")
         self._check_lengths()
 
     def _check_lengths(self) -> None:

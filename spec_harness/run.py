@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 from spec_harness.build import Evaluation, build
 from spec_harness.config import EvalConfig
 from spec_harness.evaluation.baseline import judge_all, record_key
+from spec_harness.evaluation.integrity import SIZES, require, run_gate
 from spec_harness.evaluation.metrics import check_identities, counts_by_request
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
 from spec_harness.evaluation.progress import EvalProgress
@@ -23,6 +24,7 @@ from spec_harness.evaluation.report import integrity_results, kv_results, timing
 from spec_harness.evaluation.results import (
     BaselineEquality,
     Breakdowns,
+    Check,
     RunResults,
     by_category,
     proposal_results,
@@ -70,15 +72,16 @@ def _evaluate(
     started, began = datetime.now(UTC), time.perf_counter()
     seed_everything(config.seed, verbose=False)
     evaluation = build(config)
-    status.update(0, requests_total=len(evaluation.requests))
+    status.update(0, requests_total=evaluation.num_sequences)
     settings = asdict(config.logger) | {"group": config.logger.group or sweep}
     loggers += make_loggers(**settings, run_dir=run_dir, config=asdict(config))
+    gate = _gate(config, evaluation)
     with RunFiles(run_dir) as files:
         module = evaluation.module(_Bookkeeper(evaluation, files, status), RunningFigures(loggers))
         device = evaluation.target.model.device
         _trainer(config, run_dir, loggers).test(module, datamodule=evaluation.data, verbose=False)
         evaluation.target.model.to(device)  # type: ignore[arg-type]  # Lightning moves models to the CPU at the end
-        results = _results(config, evaluation, module, files, started, time.perf_counter() - began)
+        results = _results(config, evaluation, gate, module, files, started, time.perf_counter() - began)
     write_results(run_dir / "results.json", results)
     log_results(loggers, results)
     equality = results.integrity.baseline_equality
@@ -122,6 +125,7 @@ def _trainer(config: EvalConfig, run_dir: Path, loggers: Sequence[Logger]) -> Tr
 def _results(
     config: EvalConfig,
     evaluation: Evaluation,
+    gate: Sequence[Check],
     module: SpecDecodeEvalModule,
     files: RunFiles,
     started: datetime,
@@ -136,7 +140,8 @@ def _results(
         per_request=per_request,
         generated_tokens=files.num_generated_tokens,
         seen_ids=[record.request_id for record in first.records],
-        expected_ids=[request.request_id for request in evaluation.requests] + module.follow_ups,
+        expected_ids=[request.request_id for request in evaluation.requests for _ in range(request.num_samples)]
+        + module.follow_ups,
     )
     return RunResults(
         status="done",
@@ -152,13 +157,33 @@ def _results(
             started_at=started,
             duration_s=duration_s,
         ),
-        integrity=integrity_results(config.integrity, target, draft, _equality(config, evaluation)),
+        integrity=integrity_results(config.integrity, target, draft, gate, _equality(config, evaluation)),
         proposal=proposal_results(counts, list(per_request.values())),
         timing=timing_results(evaluation.passes),
         kv=kv_results(first, evaluation.settings, target, draft),
         breakdowns=Breakdowns(category=by_category(first.records, max_proposal_len=k)),
-        notes=[*evaluation.notes, *evaluation.conversations.notes()],
+        notes=[*evaluation.notes, *evaluation.conversations.notes(), *_vocabulary_notes(first)],
     )
+
+
+def _gate(config: EvalConfig, evaluation: Evaluation) -> list[Check]:
+    """The engine proves itself before it is measured. Raises ``IntegrityError``."""
+    if config.integrity == "off":
+        return []
+    prompts = [request.prompt_token_ids for request in evaluation.requests]
+    checks = run_gate(SIZES[config.integrity], evaluation.target, evaluation.draft, evaluation.settings, prompts)
+    require(checks)
+    return checks
+
+
+def _vocabulary_notes(done: Pass) -> list[str]:
+    mass = done.draft_mass_outside
+    if mass is None:
+        return []
+    return [
+        f"The draft gave {mass:.2%} of its probability to token ids that the target lacks; it was masked and the rest "
+        "renormalized."
+    ]
 
 
 def _equality(config: EvalConfig, evaluation: Evaluation) -> BaselineEquality | None:

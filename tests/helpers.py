@@ -14,7 +14,8 @@ from spec_harness.sequence import SamplingParams, SequenceData, SequenceMetadata
 from spec_harness.spec_decode.engine import EngineSettings, SamplerSettings, build_scheduler
 from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
 from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.scheduler import Request, Scheduler
+from spec_harness.spec_decode.running import Request
+from spec_harness.spec_decode.scheduler import Scheduler
 from spec_harness.spec_decode.stopping import StopCriteria
 from spec_harness.worker.model_loader import LoadedModel, build_random, prepare
 from spec_harness.worker.model_runner import ModelRunner
@@ -110,7 +111,7 @@ def run(engine: Scheduler, requests: Sequence[Request]) -> dict[str, RequestReco
     for r in requests:
         engine.add(r)
     finished: dict[str, RequestRecord] = {}
-    while engine.num_waiting or engine.num_running:
+    while engine.num_unfinished:
         finished |= {record.request_id: record for record in engine.step()}
         engine.blocks.check_integrity()
     assert engine.blocks.num_allocated == 0

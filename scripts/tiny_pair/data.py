@@ -32,6 +32,7 @@ LEFT_OUT_PREFIXES = ("config-", "_sysconfigdata")
 LEFT_OUT_FILES = frozenset({"this.py", "antigravity.py", "stringprep.py", "entities.py"})
 
 # Where a top-level definition starts on a line of its own.
+CUT_GAP = 120  # characters; at least so long is every piece but a file's last
 DEFINITION = re.compile(r"\n(?=(?:@|def |class |async def )[^\n]*)")
 
 
@@ -43,6 +44,7 @@ class Corpus:
     held_out: list[str]
     training_files: int
     held_out_files: int
+    cutting: str
 
 
 def source_files() -> list[Path]:
@@ -63,14 +65,14 @@ def split_at_definitions(text: str, rng: random.Random, *, probability: float) -
     cuts = [0]
     for match in DEFINITION.finditer(text):
         decorated = text[: match.start()].rsplit("\n", 1)[-1].startswith("@")
-        if not decorated and match.end() - cuts[-1] > 300 and rng.random() < probability:
+        if not decorated and match.end() - cuts[-1] > CUT_GAP and rng.random() < probability:
             cuts.append(match.end())
     ends = [*cuts[1:], len(text)]
     pieces = (text[start:end].strip("\n") for start, end in zip(cuts, ends, strict=True))
     return [piece + "\n" for piece in pieces if piece.strip()]
 
 
-def load_corpus(*, seed: int, held_out_files: int = 25, cut_probability: float = 0.5) -> Corpus:
+def load_corpus(*, seed: int, held_out_files: int = 25, cut_probability: float = 0.85) -> Corpus:
     """Splits the files at random: neighbours in a listing resemble each other too much."""
     rng = random.Random(seed)
     texts = []
@@ -85,6 +87,7 @@ def load_corpus(*, seed: int, held_out_files: int = 25, cut_probability: float =
         held_out=[piece for file in documents[:held_out_files] for piece in file],
         training_files=len(documents) - held_out_files,
         held_out_files=held_out_files,
+        cutting=f"probability {cut_probability:g}, pieces over {CUT_GAP} characters",
     )
 
 

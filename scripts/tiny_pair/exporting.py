@@ -104,7 +104,7 @@ def card(
         f"- **Data.** The `.py` sources of Python {platform.python_version()}'s standard library "
         "(tests, generated tables and site-packages left out), split at random by file: "
         f"{corpus.training_files} training files, {corpus.held_out_files} held out. Files are "
-        "cut before half of their top-level definitions; each piece ends with `<|endoftext|>`.",
+        "cut before top-level definitions at random; each piece ends with `<|endoftext|>`.",
         "- **Licence.** The sources are under the PSF License Agreement; the weights are under "
         "this project's licence, Apache-2.0.",
         "- **Tokenizer.** Byte-level BPE trained on the training files, the same in both folders; "
@@ -139,10 +139,12 @@ def training_lines(role: str, counts: dict[str, dict[str, Any]]) -> list[str]:
             f"{saved['elapsed'] / 60:.0f} minutes on one CPU thread"
         )
 
+    cuts = "; ".join(f"from token {start:,}: {note}" for start, note in counts["target"]["history"])
     if role == "target":
         return [
             f"- **Training.** {run('target')}: bf16 autocast, Muon for matrices, AdamW for the "
-            "rest, learning rate linearly to zero, residual dropout 0.1, crops of 256 and 512."
+            f"rest, learning rate linearly to zero, residual dropout 0.1, crops of 256 and 512. "
+            f"Cuts at top-level definitions: {cuts}."
         ]
     lines = [f"- **Training.** Distilled from the target: first its distribution on training text, {run('draft-text')}"]
     if "draft" in counts:

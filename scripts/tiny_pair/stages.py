@@ -67,6 +67,7 @@ def target_stage(arguments: Namespace) -> None:
         matrix_lr=0.02,
         other_lr=4e-3,
         held_out=held_out_batches(encode_documents(tokenizer, corpus.held_out), length=384, rows=8),
+        data_note=corpus.cutting,
     )
     fit(module, batches, folder=folder, checkpoint_steps=200)
 
@@ -117,6 +118,7 @@ def draft_stage(arguments: Namespace) -> None:
             matrix_lr=arguments.draft_lr,
             other_lr=arguments.draft_lr / 5,
             held_out=held_out_batches(held_out, length=384, rows=8)[:12],
+            data_note=corpus.cutting,
             evaluate_minutes=3.0,
         )
         fit(module, batches, folder=folder, checkpoint_steps=200)

@@ -33,6 +33,7 @@ class TimedModule(lightning.LightningModule):
         matrix_lr: float,
         other_lr: float,
         held_out: list[Tensor],
+        data_note: str,
         evaluate_minutes: float = 5.0,
     ) -> None:
         super().__init__()
@@ -42,11 +43,13 @@ class TimedModule(lightning.LightningModule):
         self.matrix_lr = matrix_lr
         self.other_lr = other_lr
         self.held_out = held_out
+        self.data_note = data_note
         self.evaluate_minutes = evaluate_minutes
         self.elapsed = 0.0
         self.tokens_seen = 0
         self.steps = 0
         self.smoothed: float | None = None
+        self.history: list[tuple[int, str]] = []  # (tokens seen, what is said of the data then on)
         self._last_tick = 0.0
         self._last_evaluation = 0.0
 
@@ -63,6 +66,8 @@ class TimedModule(lightning.LightningModule):
     def on_train_start(self) -> None:
         self._last_tick = time.monotonic()
         self._last_evaluation = self.elapsed
+        if not self.history or self.history[-1][1] != self.data_note:
+            self.history.append((self.tokens_seen, self.data_note))
 
     def training_step(self, batch: Any, batch_index: int) -> None:
         fraction = min(self.elapsed / (60.0 * self.minutes), 1.0)
@@ -113,6 +118,7 @@ class TimedModule(lightning.LightningModule):
             "tokens_seen": self.tokens_seen,
             "steps": self.steps,
             "minutes": self.minutes,
+            "history": self.history,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -120,6 +126,7 @@ class TimedModule(lightning.LightningModule):
         self.elapsed = saved["elapsed"]
         self.tokens_seen = saved["tokens_seen"]
         self.steps = saved["steps"]
+        self.history = saved["history"]
 
 
 class TargetModule(TimedModule):

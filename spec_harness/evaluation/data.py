@@ -33,6 +33,7 @@ class PromptEncoder:
     tokenizer: PreTrainedTokenizerBase
     chat_template: Literal["auto", "off"]
     max_new_tokens: int  # tokens; a row's own value goes before
+    num_samples: int = 1
     seed: int
     stop_token_ids: frozenset[int]
     max_model_len: int  # tokens: the target's maximum
@@ -77,6 +78,7 @@ class PromptEncoder:
             category=row.category,
             prompt=text,
             prompt_token_ids=list(token_ids),
+            num_samples=self.num_samples,
             sampling=SamplingParams(
                 max_new_tokens=row.max_new_tokens or self.max_new_tokens,
                 seed=request_seed(self.seed, row.id, turn),

@@ -26,6 +26,7 @@ class Pass:
     stats: SchedulerStats = field(default_factory=SchedulerStats)
     blocks_peak: int = 0  # most KV blocks owned at one time
     blocks_total: int = 0  # KV blocks handed out
+    draft_mass_outside: float | None = None  # mean draft probability on ids that the target lacks
     num_draft_tokens: int = 0  # running sums, for the eye; the results' counts come from the metric
     num_accepted_tokens: int = 0
 
@@ -114,6 +115,7 @@ class SpecDecodeEvalModule(LightningModule):
         current.stats = scheduler.stats
         current.blocks_peak = scheduler.blocks.peak_allocated
         current.blocks_total = scheduler.blocks.total_allocated
+        current.draft_mass_outside = scheduler.worker.proposer.mass_outside_vocab
         self._scheduler = None
 
     def _step(self, scheduler: Scheduler) -> None:

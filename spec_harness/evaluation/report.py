@@ -70,6 +70,8 @@ def kv_results(done: Pass, settings: EngineSettings, target: LoadedModel, draft:
         utilization=done.stats.tokens_held / done.stats.slots_held if done.stats.slots_held else None,
         bytes_per_block_target=bytes_per_block([target], settings.block_size),
         bytes_per_block_draft=None if draft is None else bytes_per_block([draft], settings.block_size),
+        preemptions=done.stats.preemptions,
+        swaps=done.stats.swaps,
         bytes_per_output_token=held / done.num_output_tokens if done.num_output_tokens else None,
     )
 
@@ -78,9 +80,10 @@ def integrity_results(
     level: str,
     target: LoadedModel,
     draft: LoadedModel | None,
+    gate: Sequence[Check],
     equality: BaselineEquality | None,
 ) -> IntegrityResults:
-    """The checks at load, which always run, and the comparison with the baseline."""
+    """The checks at load, which always run, the gate's, and the comparison with the baseline."""
     models = {"target": target} | ({} if draft is None else {"draft": draft})
     return IntegrityResults(
         level=cast(Literal["full", "quick", "off"], level),  # checked by the configuration
@@ -92,6 +95,7 @@ def integrity_results(
                 verdict="pass",  # a model that does not pass is refused at load
             )
             for role, model in models.items()
-        ],
+        ]
+        + list(gate),
         baseline_equality=equality,
     )

@@ -36,6 +36,7 @@ class KVCache:
         device: torch.device,
         num_host_blocks: int = 0,
     ) -> None:
+        self.layers, self.dtype, self.device = tuple(layers), dtype, device
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
@@ -47,6 +48,17 @@ class KVCache:
         self._host = [
             torch.zeros(host_slots, *shape, dtype=dtype, pin_memory=pinned) for pair in shapes for shape in pair
         ]
+
+    @classmethod
+    def like(cls, other: "KVCache", *, num_blocks: int) -> "KVCache":
+        """An empty cache for the same model."""
+        return cls(
+            other.layers,
+            num_blocks=num_blocks,
+            block_size=other.block_size,
+            dtype=other.dtype,
+            device=other.device,
+        )
 
     @staticmethod
     def bytes_per_block(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:

@@ -26,6 +26,10 @@ class DraftModelTop1Proposer:
     def max_model_len(self) -> int:
         return self.worker.max_model_len
 
+    @property
+    def mass_outside_vocab(self) -> float | None:
+        return self.worker.mass_outside_vocab
+
     def get_proposals(
         self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int], cache_ops: CacheOps | None = None
     ) -> SpeculativeProposals:

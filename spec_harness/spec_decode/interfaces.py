@@ -42,6 +42,11 @@ class SpeculativeProposer(Protocol):
         """Why it proposes nothing where it might have."""
         ...
 
+    @property
+    def mass_outside_vocab(self) -> float | None:
+        """Mean probability that it gave to ids the target lacks, masked away; ``None`` if there are none."""
+        ...
+
     def get_proposals(
         self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int], cache_ops: CacheOps | None = None
     ) -> SpeculativeProposals:

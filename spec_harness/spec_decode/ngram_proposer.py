@@ -17,6 +17,7 @@ class NgramProposer:
     """A ``SpeculativeProposer`` whose draft distribution is one-hot at the looked-up token."""
 
     max_model_len: int | None = None
+    mass_outside_vocab: float | None = None
     empty_reason: SkipReason = "no_match"
 
     def __init__(

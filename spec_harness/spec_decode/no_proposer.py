@@ -14,6 +14,7 @@ class NoProposer:
     """A ``SpeculativeProposer`` with k = 0, so that the baseline runs through the very code it is compared with."""
 
     max_model_len: int | None = None
+    mass_outside_vocab: float | None = None
     empty_reason: SkipReason = "cap"
 
     def __init__(self, *, vocab_size: int, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -94,6 +94,11 @@ class Scheduler:
     def num_unfinished(self) -> int:
         """Sequences running or preempted, and requests not yet admitted."""
         return len(self._waiting) + len(self._preempted) + len(self._running)
+
+    @property
+    def running(self) -> Sequence[RunningSequence]:
+        """The sequences that hold blocks, oldest first."""
+        return tuple(self._running)
 
     @property
     def num_waiting(self) -> int:

@@ -44,7 +44,7 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        return self.cache.keys[0].device
+        return self.cache.device
 
     def run(self, rows: Sequence[QueryRow], pending: Int[Tensor, " P"] | None = None) -> Float[Tensor, "N V"]:
         """Logits of each row's last ``num_logits`` tokens, rows in order (N in all). Writes the fed tokens' KV.

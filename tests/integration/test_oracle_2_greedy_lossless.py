@@ -76,9 +76,7 @@ def test_greedy_output_equals_dense_generation(
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_the_baseline_equals_dense_generation(
-    target: LoadedModel, references: list[list[int]], batch: int
-) -> None:
+def test_the_baseline_equals_dense_generation(target: LoadedModel, references: list[list[int]], batch: int) -> None:
     records = speculate(target, None, k=4, batch=batch, block_size=8)
     assert outputs_of(records) == references
     assert all(r.proposal_len == 0 and r.skip_reason == "cap" for record in records for r in record.rounds)

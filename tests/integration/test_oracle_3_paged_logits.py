@@ -103,7 +103,9 @@ def test_the_window_of_the_fixtures_matters(model_type: str) -> None:
 
 def test_soft_capping_of_the_fixture_matters() -> None:
     options = {**ARCHITECTURES["gemma2"], "attn_logit_softcapping": None}
-    difference = largest_difference(dense(tiny_loaded("gemma2", **ARCHITECTURES["gemma2"])), dense(tiny_loaded("gemma2", **options)))
+    difference = largest_difference(
+        dense(tiny_loaded("gemma2", **ARCHITECTURES["gemma2"])), dense(tiny_loaded("gemma2", **options))
+    )
     assert difference > 0.01
 
 

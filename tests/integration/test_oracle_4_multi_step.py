@@ -106,7 +106,9 @@ def test_too_few_slots_are_refused_before_any_forward(target: LoadedModel, num_s
 
 def test_a_row_that_stops_early_needs_slots_for_its_own_steps_only(target: LoadedModel) -> None:
     sequences = batch(2, 1, seed=0)
-    grown = [replace(m, block_table=[*m.block_table, *range(190 + 2 * i, 192 + 2 * i)]) for i, m in enumerate(sequences)]
+    grown = [
+        replace(m, block_table=[*m.block_table, *range(190 + 2 * i, 192 + 2 * i)]) for i, m in enumerate(sequences)
+    ]
     with torch.inference_mode():
         engine = worker(target, num_blocks=200, block_size=1)
         engine.execute_model_multi_step([sequences[0], *grown[1:]], 4, row_steps=[2, 4, 4, 4])
@@ -153,5 +155,5 @@ def test_a_sequence_with_nothing_to_feed_is_not_given_its_neighbors_logits(targe
     engine = worker(target, num_blocks=200)
     with torch.inference_mode():
         engine.execute_model([second])
-        with pytest.raises(ValueError, match="sequence 1 of request r1 .* rewind it after each round"):
+        with pytest.raises(ValueError, match=r"sequence 1 of request r1 .* rewind it after each round"):
             engine.execute_model([first, second])
