@@ -19,7 +19,7 @@ _EVERY = 10  # engine steps between two records
 _SECTIONS = ("proposal", "timing", "kv")
 
 
-def plain_numbers(results: RunResults) -> dict[str, float]:
+def plain_numbers(results: RunResults) -> dict[str, int | float]:
     """Every figure of results.json as ``section/name`` (``section/name/i`` in lists): estimates by their value; missing
     ones are left out."""
     dumped = results.model_dump(mode="json", include={*_SECTIONS, "integrity"})
@@ -28,7 +28,7 @@ def plain_numbers(results: RunResults) -> dict[str, float]:
     return numbers
 
 
-def _flat(key: str, value: Any) -> Iterator[tuple[str, float]]:
+def _flat(key: str, value: Any) -> Iterator[tuple[str, int | float]]:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return
     if isinstance(value, int | float):
@@ -112,7 +112,7 @@ class RunningFigures:
         current = module.current_pass
         figures = {
             f"running/{current.name}/acceptance_rate": current.acceptance_rate,
-            f"running/{current.name}/tokens_per_second": current.tokens_per_second,
+            f"running/{current.name}/tokens_per_second": current.tokens_per_second if current.records else None,
             f"running/{current.name}/requests_done": len(current.records),
         }
         numbers = {key: float(value) for key, value in figures.items() if value is not None}

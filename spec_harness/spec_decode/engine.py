@@ -96,7 +96,7 @@ def _proposer(
             min_window=draft.min_window,
         )
     worker = MultiStepWorker(
-        _runner(draft, settings),
+        _runner(draft, settings, known_ids=draft.vocab_size if draft.vocab_size < target.vocab_size else None),
         _sampler(settings.draft_sampling, Stream.DRAFT_TOKEN, vocab_size),
         max_model_len=draft.max_model_len,
         min_prob=settings.min_draft_prob,
@@ -104,7 +104,7 @@ def _proposer(
     return DraftModelTop1Proposer(worker, max_proposal_len=k, vocab_size=vocab_size)
 
 
-def _runner(loaded: LoadedModel, settings: EngineSettings) -> ModelRunner:
+def _runner(loaded: LoadedModel, settings: EngineSettings, *, known_ids: int | None = None) -> ModelRunner:
     cache = KVCache(
         loaded.layers,
         num_blocks=settings.num_blocks,
@@ -113,7 +113,7 @@ def _runner(loaded: LoadedModel, settings: EngineSettings) -> ModelRunner:
         dtype=loaded.dtype,
         device=loaded.model.device,
     )
-    return ModelRunner(loaded.model, cache)
+    return ModelRunner(loaded.model, cache, known_ids=known_ids)
 
 
 def _sampler(settings: SamplerSettings, stream: Stream, vocab_size: int | None) -> Sampler:

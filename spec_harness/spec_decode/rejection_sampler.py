@@ -17,9 +17,9 @@ from spec_harness.worker.randomness import Stream, sample_race, uniform
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome of one round for B sequences, on the device."""
+    """The outcome of one round for B sequences, on the device; k1 = k + 1."""
 
-    output_token_ids: Int[Tensor, "B k+1"]  # accepted tokens, then one more (recovered or bonus); -1 padded
+    output_token_ids: Int[Tensor, "B k1"]  # accepted tokens, then one more (recovered or bonus); -1 padded
     num_accepted: Int[Tensor, " B"]
     passed: Bool[Tensor, "B k"]  # the acceptance test of each draft token, regardless of earlier rejections
     draft_probs: Float[Tensor, "B k"]  # of the draft tokens; 0 past the proposal
@@ -38,12 +38,13 @@ class RejectionSampler:
 
     def verify(
         self,
-        target_probs: Float[Tensor, "B k+1 V"],
+        target_probs: Float[Tensor, "B k1 V"],
         proposals: SpeculativeProposals,
         keys: Int[Tensor, " B"],
         first_positions: Int[Tensor, " B"],
     ) -> Verification:
-        """``first_positions[b]`` is the position that the first proposed token of row b would take."""
+        """k1 = k + 1: one more distribution than draft tokens. ``first_positions[b]`` is the position that the first
+        proposed token of row b would take."""
         batch, k = proposals.proposal_token_ids.shape
         device = target_probs.device
         offsets = torch.arange(k + 1, device=device)

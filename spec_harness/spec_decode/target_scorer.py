@@ -23,9 +23,9 @@ class TargetScorer:
         metadata: Sequence[SequenceMetadata],
         proposals: SpeculativeProposals,
         cache_ops: CacheOps | None = None,
-    ) -> Float[Tensor, "B k+1 V"]:
-        """The target's processed distributions: entry i of a row is that of position len + i; 0 past the proposal's
-        length.
+    ) -> Float[Tensor, "B k1 V"]:
+        """The target's processed distributions, k1 = k + 1 of each row: entry i of a row is that of position len + i; 0
+        past the proposal's length.
 
         Needs len + l KV slots of each sequence. The target's KV then covers the proposal: rewind after verification.
         """

@@ -10,12 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from spec_harness.errors import UserError
 from spec_harness.kv_cache.kv_cache import LayerShape
 from spec_harness.worker.paged_check import PagedCheck, check_paged_attention
 
+# What transformers raises for a config or a checkpoint that cannot be; out of memory is none of it.
+_WRONG_INPUT = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,7 +74,9 @@ def load_pretrained(
             output_loading_info=True,
             **common,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except _WRONG_INPUT as error:
         raise UserError(f"{where}.path={path}: {_reason(path, error)}") from error
     model, info = loaded
     if info["missing_keys"]:
@@ -79,7 +94,7 @@ def build_random(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: Any = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except _WRONG_INPUT as error:
         raise UserError(f"{where}.config: {_first_line(error)}") from error
     return _to(device, model.to(_dtype(dtype, model_config, device)))
 
@@ -153,8 +168,12 @@ def _reason(path: str, error: Exception) -> str:
         )
     if not folder.exists() and path.startswith(("/", ".", "~")):
         return "no such folder"
+    if "ignore_mismatched_sizes" in str(error):
+        return "the shapes of the checkpoint's weights are not those of its config"
     return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line that says something: a heading that ends in a colon is followed by the line after it."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]

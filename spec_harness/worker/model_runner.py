@@ -34,11 +34,16 @@ class QueryRow:
 
 
 class ModelRunner:
-    """Packs rows of any lengths into one forward: prefill, decode, catch-up and scoring are the same call."""
+    """Packs rows of any lengths into one forward: prefill, decode, catch-up and scoring are the same call.
 
-    def __init__(self, model: nn.Module, cache: KVCache) -> None:
+    ``known_ids``: how many token ids the model has, where it may be fed others. A draft may lack ids of its target,
+    which can emit them; the draft is fed its last one in their place (the target verifies what it proposes then).
+    """
+
+    def __init__(self, model: nn.Module, cache: KVCache, *, known_ids: int | None = None) -> None:
         self.model = model
         self.cache = cache
+        self._known_ids = known_ids
         # Most models compute logits only where asked; for one that cannot, all are computed and then chosen.
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -68,6 +73,8 @@ class ModelRunner:
         input_ids, position_ids, owner, keep, pending_index = self._to_device(*columns)
         if pending is not None:
             input_ids = input_ids.index_copy(0, pending_index, pending)
+        if self._known_ids is not None:
+            input_ids = input_ids.clamp_max(self._known_ids - 1)
         batch = PagedBatch.build(
             self.cache,
             query_lens=[row.num_tokens for row in rows],

@@ -42,9 +42,10 @@ class Sampler:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    def probs(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-        """The processed distribution, float32. A row with NaN or +inf logits becomes NaN at its maximum, greedy too, so
-        that whoever copies results to the host can tell (a check here would wait for the device).
+    def probs(self, logits: Float[Tensor, "N W"]) -> Float[Tensor, "N V"]:
+        """The processed distribution, float32, over V = ``vocab_size`` ids (W: those of the model). A row with NaN or
+        +inf logits becomes NaN at its maximum, greedy too, so that whoever copies results to the host can tell (a check
+        here would wait for the device).
 
         Ties at the edge: top-k keeps all logits equal to the k-th; top-p keeps the smallest set that reaches ``top_p``.
         """

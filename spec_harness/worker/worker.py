@@ -72,7 +72,7 @@ class Worker:
         for m, extra in zip(metadata, lens, strict=True):
             start = self.num_computed(m.seq_id)
             token_ids = m.data.tokens_from(start)
-            if start + len(token_ids) != len(m.data):  # further than the sequence: drafted tokens of an earlier call
+            if not token_ids:  # as far as the sequence or further: an earlier call fed its last token, or drafted ones
                 raise ValueError(
                     f"sequence {m.seq_id} of request {m.request_id} has {len(m.data)} tokens but {start} are cached: "
                     "rewind it after each round"
