@@ -15,18 +15,18 @@ from lightning.pytorch.loggers import Logger
 from spec_harness.build import Evaluation, build
 from spec_harness.config import EvalConfig
 from spec_harness.evaluation.baseline import judge_all, record_key
+from spec_harness.evaluation.breakdowns import breakdowns
+from spec_harness.evaluation.identities import check_identities
 from spec_harness.evaluation.integrity import SIZES, require, run_gate
-from spec_harness.evaluation.metrics import check_identities, counts_by_request
+from spec_harness.evaluation.metrics import counts_by_request
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
 from spec_harness.evaluation.progress import EvalProgress
 from spec_harness.evaluation.provenance import model_identity, provenance
 from spec_harness.evaluation.report import integrity_results, kv_results, timing_results
 from spec_harness.evaluation.results import (
     BaselineEquality,
-    Breakdowns,
     Check,
     RunResults,
-    by_category,
     proposal_results,
     write_results,
 )
@@ -161,7 +161,7 @@ def _results(
         proposal=proposal_results(counts, list(per_request.values())),
         timing=timing_results(evaluation.passes),
         kv=kv_results(first, evaluation.settings, target, draft),
-        breakdowns=Breakdowns(category=by_category(first.records, max_proposal_len=k)),
+        breakdowns=breakdowns(first.records, max_proposal_len=k),
         notes=[*evaluation.notes, *evaluation.conversations.notes(), *_vocabulary_notes(first)],
     )
 

@@ -5,19 +5,17 @@ Symbols: ``l`` draft tokens proposed in a round, ``a`` accepted (unbroken prefix
 ``k = max_proposal_len``; sums run over rounds. This module knows neither torch, files nor time.
 """
 
-import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from typing import Any, get_args
 
 from spec_harness.spec_decode.records import RequestRecord, RoundRecord, SkipReason
 
 SKIP_REASONS: tuple[SkipReason, ...] = get_args(SkipReason)
-
-
-class IdentityError(RuntimeError):
-    """Two figures that must be equal are not: the statistics of this run cannot be trusted."""
+# Lowest rank of each bar of target_rank_in_draft: 1, 2, 3-4, 5-8, 9-16, 17-32, 33 and more.
+RANK_BINS = (1, 2, 3, 5, 9, 17, 33)
 
 
 def _plus(left: Any, right: Any) -> Any:
@@ -46,6 +44,11 @@ class ProposalCounts:
     rounds_ended_by_accepted_eos: int = 0
     expected_acceptance_sum: float = 0.0  # Σ of Σ_v min(draft, target) over the positions judged
     expected_acceptance_count: int = 0  # those positions: the accepted ones and the first rejected one
+    draft_entropy_sum: float = 0.0  # nats, over those of them where the proposer has a distribution of its own
+    target_entropy_sum: float = 0.0
+    kl_target_draft_sum: float = 0.0
+    num_compared: int = 0  # positions in these three sums
+    target_rank_in_draft: list[int] = field(default_factory=list)  # [len(RANK_BINS)]: those positions by rank
     skipped: dict[SkipReason, int] = field(default_factory=lambda: dict.fromkeys(SKIP_REASONS, 0))  # rounds with l = 0
     accepted_length_histogram: list[int] = field(default_factory=list)  # [k + 1]: rounds with l > 0 and a = j
     num_accepted_beyond: list[int] = field(default_factory=list)  # [k]: rounds with a > i
@@ -57,6 +60,7 @@ class ProposalCounts:
         if k < 0:
             raise ValueError(f"max_proposal_len must be at least 0, not {k}")
         lengths = {"accepted_length_histogram": k + 1}
+        lengths["target_rank_in_draft"] = len(RANK_BINS)
         lengths |= dict.fromkeys(("num_accepted_beyond", "num_proposed_beyond", "num_reached"), k)
         for name, length in lengths.items():
             values = getattr(self, name)
@@ -118,6 +122,12 @@ class ProposalCounts:
         self.rounds_ended_by_accepted_eos += record.ended_by_accepted_eos
         self.expected_acceptance_sum += sum(record.expected_acceptance)
         self.expected_acceptance_count += len(record.expected_acceptance)
+        self.draft_entropy_sum += sum(record.draft_entropy)
+        self.target_entropy_sum += sum(record.target_entropy)
+        self.kl_target_draft_sum += sum(record.kl_target_draft)
+        self.num_compared += len(record.draft_entropy)
+        for rank in record.target_rank_in_draft:
+            self.target_rank_in_draft[bisect_right(RANK_BINS, rank) - 1] += 1
         if record.skip_reason is not None:
             self.skipped[record.skip_reason] += 1
             return
@@ -175,8 +185,67 @@ class ProposalStatistics:
     aligned_rate: float | None
     system_efficiency: float | None
     expected_acceptance_rate: float | None
+    draft_entropy: float | None
+    target_entropy: float | None
+    kl_target_draft: float | None
+    target_rank_in_draft: list[int]
     macro_mean_acceptance_length: float | None
     token_weighted_mean_acceptance_length: float | None
+
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A metric: offset + sum over requests of ``numerator`` / sum over requests of ``denominator``.
+
+    Both take the counts of one request, or pooled counts where ``pools`` is true: then sums of counts give the same.
+    They give a number, or one number per position.
+    """
+
+    numerator: Callable[[ProposalCounts], Number | list[int] | None]
+    denominator: Callable[[ProposalCounts], Number | list[int]]
+    offset: float = 0.0
+    pools: bool = True
+
+
+def _own_length(counts: ProposalCounts) -> float:
+    """The mean acceptance length of one request; 0 if it had no proposal, and then its weight is 0 too."""
+    return 1 + counts.num_accepted_tokens / counts.num_drafts if counts.num_drafts else 0.0
+
+
+def _output_tokens(counts: ProposalCounts) -> int:
+    return counts.num_prefill_tokens + counts.num_emitted_tokens
+
+
+def _same(denominator: int, k: int) -> list[int]:
+    return [denominator] * k
+
+
+RATIOS: dict[str, Ratio] = {
+    "coverage": Ratio(lambda c: c.num_drafts, lambda c: c.num_rounds),
+    "acceptance_rate": Ratio(lambda c: c.num_accepted_tokens, lambda c: c.num_draft_tokens),
+    "mean_acceptance_length": Ratio(lambda c: c.num_accepted_tokens, lambda c: c.num_drafts, offset=1.0),
+    "tokens_per_target_pass": Ratio(lambda c: c.num_emitted_tokens, lambda c: c.num_rounds),
+    "acceptance_rate_per_position": Ratio(lambda c: c.num_accepted_beyond, lambda c: c.num_proposed_beyond),
+    "acceptance_rate_per_position_unconditional": Ratio(
+        lambda c: c.num_accepted_beyond, lambda c: _same(c.num_drafts, c.max_proposal_len)
+    ),
+    "conditional_acceptance_per_position": Ratio(lambda c: c.num_accepted_beyond, lambda c: c.num_reached),
+    "aligned_rate": Ratio(lambda c: c.num_aligned_tokens, lambda c: c.num_draft_tokens),
+    "system_efficiency": Ratio(lambda c: c.num_emitted_tokens, lambda c: c.num_draft_tokens + c.num_rounds),
+    "expected_acceptance_rate": Ratio(lambda c: c.expected_acceptance_sum, lambda c: c.expected_acceptance_count),
+    "draft_entropy": Ratio(lambda c: c.draft_entropy_sum, lambda c: c.num_compared),
+    "target_entropy": Ratio(lambda c: c.target_entropy_sum, lambda c: c.num_compared),
+    "kl_target_draft": Ratio(lambda c: c.kl_target_draft_sum, lambda c: c.num_compared),
+    "macro_mean_acceptance_length": Ratio(_own_length, lambda c: int(c.num_drafts > 0), pools=False),
+    "token_weighted_mean_acceptance_length": Ratio(
+        lambda c: _own_length(c) * _output_tokens(c),
+        lambda c: _output_tokens(c) if c.num_drafts else 0,
+        pools=False,
+    ),
+}
 
 
 def ratio(numerator: int | float | None, denominator: int | float) -> float | None:
@@ -184,93 +253,20 @@ def ratio(numerator: int | float | None, denominator: int | float) -> float | No
     return None if numerator is None or denominator == 0 else numerator / denominator
 
 
-def mean_acceptance_length(counts: ProposalCounts) -> float | None:
-    """1 + Σa / num_drafts in tokens: the bonus or recovered token included."""
-    accepted = ratio(counts.num_accepted_tokens, counts.num_drafts)
-    return None if accepted is None else 1 + accepted
-
-
-def _mean_over_requests(per_request: Iterable[ProposalCounts], *, by_tokens: bool) -> float | None:
-    """Mean of each request's mean acceptance length, requests without any proposal left out."""
-    total = weights = 0.0
-    for counts in per_request:
-        length = mean_acceptance_length(counts)
-        if length is not None:
-            weight = counts.num_prefill_tokens + counts.num_emitted_tokens if by_tokens else 1
-            total += weight * length
-            weights += weight
-    return ratio(total, weights)
+def _value(metric: Ratio, parts: Collection[ProposalCounts]) -> float | list[float | None] | None:
+    numerator: Any = reduce(_plus, (metric.numerator(part) for part in parts)) if parts else 0
+    denominator: Any = reduce(_plus, (metric.denominator(part) for part in parts)) if parts else 0
+    if isinstance(denominator, list):
+        values = [ratio(a, b) for a, b in zip(numerator, denominator, strict=True)]
+        return [None if value is None else metric.offset + value for value in values]
+    value = ratio(numerator, denominator)
+    return None if value is None else metric.offset + value
 
 
 def compute(counts: ProposalCounts, per_request: Collection[ProposalCounts] = ()) -> ProposalStatistics:
     """All proposal statistics of pooled ``counts``; ``per_request`` serves the two means over requests only."""
-    c = counts
-    shared = {item.name for item in fields(ProposalStatistics)} & c.sums().keys()
-    beyond, proposed, reached = c.num_accepted_beyond, c.num_proposed_beyond, c.num_reached
-    return ProposalStatistics(
-        **{name: value for name, value in c.sums().items() if name in shared},
-        num_output_tokens=c.num_prefill_tokens + c.num_emitted_tokens,
-        coverage=ratio(c.num_drafts, c.num_rounds),
-        acceptance_rate=ratio(c.num_accepted_tokens, c.num_draft_tokens),
-        mean_acceptance_length=mean_acceptance_length(c),
-        tokens_per_target_pass=ratio(c.num_emitted_tokens, c.num_rounds),
-        acceptance_rate_per_position=[ratio(a, b) for a, b in zip(beyond, proposed, strict=True)],
-        acceptance_rate_per_position_unconditional=[ratio(a, c.num_drafts) for a in beyond],
-        conditional_acceptance_per_position=[ratio(a, b) for a, b in zip(beyond, reached, strict=True)],
-        aligned_rate=ratio(c.num_aligned_tokens, c.num_draft_tokens),
-        system_efficiency=ratio(c.num_emitted_tokens, c.num_draft_tokens + c.num_rounds),  # Σe / Σ(l + 1)
-        expected_acceptance_rate=ratio(c.expected_acceptance_sum, c.expected_acceptance_count),
-        macro_mean_acceptance_length=_mean_over_requests(per_request, by_tokens=False),
-        token_weighted_mean_acceptance_length=_mean_over_requests(per_request, by_tokens=True),
-    )
-
-
-def _require(identity: str, left: Any, right: Any, *, holds: bool | None = None) -> None:
-    if not (left == right if holds is None else holds):
-        raise IdentityError(f"identity broken: {identity}: {left} against {right}")
-
-
-def check_counts(counts: ProposalCounts) -> None:
-    """The identities that pooled counts satisfy on their own; ``IdentityError`` names the one that is broken."""
-    c, bars, beyond = counts, counts.accepted_length_histogram, counts.num_accepted_beyond
-    weighted = sum(j * count for j, count in enumerate(bars))
-    _require("sum of accepted_length_histogram = num_drafts", sum(bars), c.num_drafts)
-    _require("sum of j * accepted_length_histogram[j] = num_accepted_tokens", weighted, c.num_accepted_tokens)
-    _require("sum of skipped = num_rounds - num_drafts", sum(c.skipped.values()), c.num_rounds - c.num_drafts)
-    # Compared as integers (times num_drafts), printed as the lengths that a reader knows.
-    name = "mean_acceptance_length = 1 + sum of acceptance_rate_per_position_unconditional"
-    left, right = (1 + total / max(c.num_drafts, 1) for total in (c.num_accepted_tokens, sum(beyond)))
-    _require(name, left, right, holds=sum(beyond) == c.num_accepted_tokens)
-    for i in range(1, len(beyond)):
-        name = f"acceptance_rate_per_position_unconditional never rises (positions {i - 1}, {i}; as counts)"
-        _require(name, beyond[i - 1], beyond[i], holds=beyond[i] <= beyond[i - 1])
-    expected = c.num_accepted_tokens + c.num_rounds - c.rounds_ended_by_accepted_eos
-    name = "num_emitted_tokens = num_accepted_tokens + num_rounds - rounds_ended_by_accepted_eos"
-    _require(name, c.num_emitted_tokens, expected)
-
-
-def check_identities(
-    counts: ProposalCounts,
-    *,
-    per_request: Mapping[str, ProposalCounts],
-    generated_tokens: int,
-    seen_ids: Iterable[str],
-    expected_ids: Iterable[str],
-) -> None:
-    """Every identity of a finished run; ``IdentityError`` names the first one broken and both figures.
-
-    ``generated_tokens`` is the number of token ids in generations.jsonl. The ids are compared as multisets, so that a
-    request that two ranks both ran is found: give each as often as it has sequences.
-    """
-    check_counts(counts)
-    output = counts.num_prefill_tokens + counts.num_emitted_tokens
-    name = "num_prefill_tokens + num_emitted_tokens = tokens in generations.jsonl"
-    _require(name, output, generated_tokens)
-    total = sum(per_request.values(), ProposalCounts(max_proposal_len=counts.max_proposal_len)).sums()
-    for key, pooled in counts.sums().items():
-        close = math.isclose(total[key], pooled, rel_tol=1e-9) if isinstance(pooled, float) else None
-        _require(f"sum over requests = pooled {key}", total[key], pooled, holds=close)
-    seen, expected = Counter(seen_ids), Counter(expected_ids)
-    missing, surplus = sorted((expected - seen).elements()), sorted((seen - expected).elements())
-    name = f"request ids seen = data set (missing {missing[:5]}, surplus {surplus[:5]})"
-    _require(name, f"{seen.total()} seen", f"{expected.total()} in the data set", holds=seen == expected)
+    sums = counts.sums()
+    values: dict[str, Any] = {item.name: sums[item.name] for item in fields(ProposalStatistics) if item.name in sums}
+    for name, metric in RATIOS.items():
+        values[name] = _value(metric, [counts] if metric.pools else per_request)
+    return ProposalStatistics(num_output_tokens=_output_tokens(counts), **values)

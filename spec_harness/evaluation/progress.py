@@ -58,7 +58,11 @@ class EvalProgress(ProgressBar):
         self._progress.update(self._tasks[state.name], completed=state.done, total=state.total, **fields)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._progress.stop()
+        self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._progress.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._enabled:  # where there is no terminal rich would print an empty line
+            self._progress.stop()

@@ -1,8 +1,10 @@
 """From finished passes to the sections of results.json."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, cast
 
+from spec_harness.evaluation.intervals import Bootstrap
 from spec_harness.evaluation.module import Pass
 from spec_harness.evaluation.results import (
     BaselineEquality,
@@ -23,18 +25,12 @@ _STAGES = ("prefill", "propose", "score", "verify", "commit", "scheduler")
 
 def timing_results(passes: Sequence[Pass]) -> TimingResults:
     """Output tokens, the prefills' included, over wall time in the engine; stages and latencies of the first pass."""
-    by_name = {done.name: done for done in passes}
-    first = passes[0]
-    speculative, baseline = _speed(by_name.get(SPECULATIVE)), _speed(by_name.get(BASELINE))
-    speedup = (
-        speculative.value / baseline.value
-        if speculative.value is not None and baseline.value is not None and baseline.value > 0
-        else None
-    )
+    first, by_name = passes[0], {done.name: done for done in passes}
+    speculative, baseline = by_name.get(SPECULATIVE), by_name.get(BASELINE)
     return TimingResults(
-        speculative_tokens_per_second=speculative,
-        baseline_tokens_per_second=baseline,
-        speedup=Estimate(value=speedup, n=0 if speedup is None else len(first.records)),
+        speculative_tokens_per_second=_speed(speculative),
+        baseline_tokens_per_second=_speed(baseline),
+        speedup=_speedup(speculative, baseline),
         time_share=_time_share(first),
         time_to_first_token=latency([record.time_to_first_token for record in first.records]),
         time_per_output_token=latency(
@@ -44,8 +40,36 @@ def timing_results(passes: Sequence[Pass]) -> TimingResults:
 
 
 def _speed(done: Pass | None) -> Estimate:
-    speed = None if done is None else done.tokens_per_second
-    return Estimate(value=speed, n=0 if done is None or speed is None else len(done.records))
+    if done is None or done.tokens_per_second is None:
+        return Estimate(value=None, n=0)
+    tokens, seconds = per_request(done)
+    interval = Bootstrap(len(tokens)).ratio(list(tokens.values()), [seconds[key] for key in tokens])
+    return Estimate(value=done.tokens_per_second, ci95=interval, n=len(tokens))
+
+
+def _speedup(speculative: Pass | None, baseline: Pass | None) -> Estimate:
+    """Requests are resampled in pairs: a request's two runs do much the same work."""
+    if speculative is None or baseline is None:
+        return Estimate(value=None, n=0)
+    ours, theirs = speculative.tokens_per_second, baseline.tokens_per_second
+    if ours is None or theirs is None:
+        return Estimate(value=None, n=0)
+    tokens, seconds = per_request(speculative)
+    other_tokens, other_seconds = per_request(baseline)
+    draws, ids = Bootstrap(len(tokens)), list(tokens)
+    numbers = (tokens, seconds, other_tokens, other_seconds)
+    t, s, u, v = (draws.sums([column[key] for key in ids]) for column in numbers)
+    return Estimate(value=ours / theirs, ci95=draws.interval((t / s) / (u / v)), n=len(ids))
+
+
+def per_request(done: Pass) -> tuple[dict[str, int], dict[str, float]]:
+    """Output tokens and seconds in the engine of each request id, turns and samples together."""
+    tokens: dict[str, int] = defaultdict(int)
+    seconds: dict[str, float] = defaultdict(float)
+    for record in done.records:
+        tokens[record.request_id] += len(record.token_ids)
+        seconds[record.request_id] += record.engine_s
+    return tokens, seconds
 
 
 def _time_share(done: Pass) -> TimeShare | None:

@@ -4,16 +4,18 @@ A value that was not or could not be measured is ``null``, never 0. Symbols as i
 """
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from spec_harness.errors import UserError
-from spec_harness.evaluation.metrics import ProposalCounts, compute, counts_by_request
-from spec_harness.spec_decode.records import RequestRecord, SkipReason
+from spec_harness.evaluation.intervals import Bootstrap
+from spec_harness.evaluation.metrics import RATIOS, ProposalCounts, compute
+from spec_harness.spec_decode.records import SkipReason
 
 SCHEMA_VERSION: Literal[1] = 1
 Count = Annotated[int, Field(ge=0)]
@@ -60,6 +62,17 @@ class ProposalResults(_Section):
     system_efficiency: Estimate = Field(description="Σe / Σ(l + 1), over all rounds")
     expected_acceptance_rate: Estimate = Field(
         description="mean of Σ_v min(draft, target) over the accepted and the first rejected position of each proposal"
+    )
+    draft_entropy: Estimate = Field(
+        description="mean at those positions, raw softmax, nats; null without a draft model"
+    )
+    target_entropy: Estimate = Field(description="mean at those positions, raw softmax, nats")
+    kl_target_draft: Estimate = Field(
+        description="mean of Σ_v target · log(target / draft) at those positions, raw softmax, nats"
+    )
+    target_rank_in_draft: list[Count] = Field(
+        description="those positions by the draft's rank of the target's most probable token: 1, 2, 3-4, 5-8, 9-16, "
+        "17-32, 33 and more"
     )
     macro_mean_acceptance_length: Estimate = Field(description="mean over requests of mean_acceptance_length, tokens")
     token_weighted_mean_acceptance_length: Estimate = Field(description="the same, weighted by output tokens")
@@ -166,6 +179,13 @@ class Provenance(_Section):
 
 class Breakdowns(_Section):
     category: dict[str, ProposalResults] = Field(default_factory=dict, description="by category of the data set")
+    turn: dict[str, ProposalResults] = Field(default_factory=dict, description="by turn of the conversation, from 0")
+    proposal_len: dict[str, ProposalResults] = Field(
+        default_factory=dict, description="rounds by l; prefills belong to none"
+    )
+    context_bucket: dict[str, ProposalResults] = Field(
+        default_factory=dict, description="rounds by the tokens before them, powers of two; prefills belong to none"
+    )
 
 
 class RunResults(_Section):
@@ -186,35 +206,34 @@ class RunResults(_Section):
 
 def proposal_results(counts: ProposalCounts, per_request: Collection[ProposalCounts]) -> ProposalResults:
     """The proposal section of pooled ``counts``; an estimate's n counts the requests with a value of their own."""
-    pooled = compute(counts, per_request)
-    own = [compute(single, [single]) for single in per_request]
     section: dict[str, object] = {"num_requests": len(per_request)}
-    for name, item in ProposalResults.model_fields.items():
-        if name == "num_requests":
-            continue
-        value = getattr(pooled, name)
-        values = [getattr(single, name) for single in own]
-        if item.annotation == Estimate:
-            section[name] = Estimate(value=value, n=sum(x is not None for x in values))
-        elif item.annotation == list[Estimate]:
-            columns = zip(*values, strict=True) if values else [()] * len(value)
-            counted = zip(value, columns, strict=True)
-            section[name] = [Estimate(value=x, n=sum(y is not None for y in column)) for x, column in counted]
-        else:
+    bootstrap = Bootstrap(len(per_request))
+    for name, value in asdict(compute(counts, per_request)).items():
+        if name not in RATIOS:
             section[name] = value
+        elif isinstance(value, list):
+            section[name] = [_estimate(name, x, per_request, bootstrap, i) for i, x in enumerate(value)]
+        else:
+            section[name] = _estimate(name, value, per_request, bootstrap, None)
     return ProposalResults.model_validate(section)
 
 
-def by_category(requests: Iterable[RequestRecord], *, max_proposal_len: int) -> dict[str, ProposalResults]:
-    """One proposal section per category of the data set, categories in alphabetical order."""
-    groups: dict[str, list[RequestRecord]] = {}
-    for request in requests:
-        groups.setdefault(request.category, []).append(request)
-    sections = {}
-    for category in sorted(groups):
-        single = counts_by_request(groups[category], max_proposal_len=max_proposal_len).values()
-        sections[category] = proposal_results(sum(single, ProposalCounts(max_proposal_len=max_proposal_len)), single)
-    return sections
+def _estimate(
+    name: str,
+    value: float | None,
+    per_request: Collection[ProposalCounts],
+    bootstrap: Bootstrap,
+    position: int | None,
+) -> Estimate:
+    metric = RATIOS[name]
+    pairs: list[tuple[Any, Any]] = [(metric.numerator(own), metric.denominator(own)) for own in per_request]
+    if position is not None:
+        pairs = [(above[position], below[position]) for above, below in pairs]
+    n = sum(below > 0 for _, below in pairs)
+    if value is None or not pairs:
+        return Estimate(value=value, n=0 if value is None else n)
+    above, below = zip(*pairs, strict=True)
+    return Estimate(value=value, ci95=bootstrap.ratio(above, below, offset=metric.offset), n=n)
 
 
 def latency(seconds: Sequence[float]) -> Latency | None:

@@ -38,7 +38,13 @@ ROUNDS_SCHEMA = pa.schema(
         ("output_token_ids", pa.list_(_COUNT)),
         ("draft_probs", _FLOATS),
         ("target_probs", _FLOATS),
-        ("expected_acceptance", _FLOATS),
+        ("expected_acceptance", _FLOATS),  # this and what follows: accepted positions and the first rejected one
+        ("draft_entropy", _FLOATS),  # nats, of the raw distributions; empty where the proposer has none
+        ("target_entropy", _FLOATS),
+        ("kl_target_draft", _FLOATS),
+        ("target_rank_in_draft", pa.list_(_COUNT)),
+        ("num_draft_tokens_past_end", _COUNT),
+        ("ended_by_accepted_eos", pa.bool_()),
     ]
 )
 
@@ -58,6 +64,7 @@ REQUESTS_SCHEMA = pa.schema(
         ("mean_acceptance_length", pa.float64()),  # tokens; null if nothing was proposed
         ("time_to_first_token", pa.float64()),  # seconds
         ("time_per_output_token", pa.float64()),  # seconds; null for a single output token
+        ("engine_s", pa.float64()),  # seconds: its share of the engine steps it took part in
         ("preemptions", _COUNT),
         ("baseline_verdict", pa.string()),  # null if not compared
     ]

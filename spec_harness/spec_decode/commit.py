@@ -43,4 +43,8 @@ def round_record(
         draft_probs=outcome.draft_probs[:counted],
         target_probs=outcome.target_probs[:counted],
         expected_acceptance=outcome.expected_acceptance[:counted],
+        draft_entropy=outcome.draft_entropy[:counted],
+        target_entropy=outcome.target_entropy[:counted],
+        kl_target_draft=outcome.kl_target_draft[:counted],
+        target_rank_in_draft=outcome.target_rank_in_draft[:counted],
     )

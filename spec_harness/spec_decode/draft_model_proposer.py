@@ -60,14 +60,19 @@ class DraftModelTop1Proposer:
         shape, device = (len(max_lens), self.max_proposal_len), self.worker.runner.device
         token_ids = torch.full(shape, -1, dtype=torch.int64, device=device)
         probs = torch.zeros(*shape, self.vocab_size, device=device)
+        logits = torch.zeros_like(probs)
         if outputs:
             index = torch.tensor(rows, device=device)
-            token_ids[:, : len(outputs)].index_copy_(0, index, torch.stack([o.token_ids for o in outputs], dim=1))
-            probs[:, : len(outputs)].index_copy_(0, index, torch.stack([o.probs for o in outputs], dim=1))
+            for merged, parts in (
+                (token_ids, [o.token_ids for o in outputs]),
+                (probs, [o.probs for o in outputs]),
+                (logits, [o.logits for o in outputs]),
+            ):
+                merged[:, : len(outputs)].index_copy_(0, index, torch.stack(parts, dim=1))
         lens = torch.tensor(list(max_lens), dtype=torch.int64)
         if self.worker.min_prob > 0.0:  # only then may a proposal be shorter than planned, and only the device knows
             lens = (token_ids >= 0).sum(-1).cpu()
-        return SpeculativeProposals(token_ids, probs, lens)
+        return SpeculativeProposals(token_ids, probs, lens, logits)
 
     def num_computed(self, seq_id: int) -> int | None:
         return self.worker.num_computed(seq_id)

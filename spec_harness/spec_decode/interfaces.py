@@ -22,6 +22,7 @@ class SpeculativeProposals:
     proposal_token_ids: Int[Tensor, "B k"]  # -1 padded
     proposal_probs: Float[Tensor, "B k V"]  # the draft's processed distribution at each position; 0 past the length
     proposal_lens: Int[Tensor, " B"]  # on the host
+    proposal_logits: Float[Tensor, "B k V"] | None = None  # raw; None where the proposer has no distribution of its own
 
     @property
     def lens(self) -> list[int]:

@@ -80,24 +80,25 @@ class MultiStepWorker(Worker):
             return logits, active
         raw = logits.to(torch.float32)
         largest = (raw.max(-1).values - raw.logsumexp(-1)).exp()
-        keep = [i for i, p in enumerate(largest.tolist()) if p >= self.min_prob]
+        keep = [i for i, p in enumerate(largest.tolist()) if not p < self.min_prob]  # NaN goes on: it is to be found
         return _select(logits, keep), [active[i] for i in keep]
 
     def _sample(
         self, metadata: Sequence[SequenceMetadata], active: Sequence[int], logits: Float[Tensor, "A V"], step: int
     ) -> SamplerOutput:
         """The ``active`` rows' tokens at position len + step, in their places among all B."""
-        probs = self.sampler.probs(logits)
         if self.sampler.vocab_size is not None and logits.shape[-1] > self.sampler.vocab_size:
             outside = logits.to(torch.float32).softmax(-1)[:, self.sampler.vocab_size :]
             self._outside_mass, self._num_sampled = self._outside_mass + outside.sum(), self._num_sampled + len(active)
-        output = self.sampler.sample(probs, [metadata[b] for b in active], step)
+        output = self.sampler.sample(logits, [metadata[b] for b in active], step)
         if len(active) == len(metadata):
             return output
-        index = torch.tensor(active, dtype=torch.int64, device=probs.device)
-        token_ids = torch.full((len(metadata),), -1, dtype=torch.int64, device=probs.device)
-        placed = probs.new_zeros(len(metadata), probs.shape[-1]).index_copy_(0, index, output.probs)
-        return SamplerOutput(token_ids.index_copy_(0, index, output.token_ids), placed)
+        index = torch.tensor(active, dtype=torch.int64, device=logits.device)
+
+        def place(rows: Tensor, void: int) -> Tensor:
+            return rows.new_full((len(metadata), *rows.shape[1:]), void).index_copy_(0, index, rows)
+
+        return SamplerOutput(place(output.token_ids, -1), place(output.probs, 0), place(output.logits, 0))
 
 
 def _select(rows: Tensor, index: Sequence[int]) -> Tensor:

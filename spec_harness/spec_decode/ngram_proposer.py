@@ -36,7 +36,8 @@ class NgramProposer:
         """See ``SpeculativeProposer``. No match: length 0."""
         k, vocab = self._shape
         found = [self._look_up(m.data.token_ids, n) if n else [] for m, n in zip(metadata, max_lens, strict=True)]
-        token_ids = torch.tensor([[*row, *[-1] * (k - len(row))] for row in found], device=self._device).view(-1, k)
+        padded = [[*row, *[-1] * (k - len(row))] for row in found]
+        token_ids = torch.tensor(padded, dtype=torch.int64, device=self._device).view(len(found), k)
         probs = torch.zeros(len(found), k, vocab, device=self._device)
         probs.scatter_(-1, token_ids.clamp_min(0)[..., None], (token_ids >= 0)[..., None].float())
         return SpeculativeProposals(token_ids, probs, torch.tensor([len(row) for row in found]))

@@ -35,7 +35,13 @@ class RoundRecord:
     output_token_ids: list[int]  # num_emitted entries, all of them committed
     draft_probs: list[float]  # draft probability of each draft token
     target_probs: list[float]  # target probability of each draft token
-    expected_acceptance: list[float]  # sum over v of min(draft, target), accepted positions and the first rejected one
+    # At the accepted positions and the first rejected one. The last four are of the raw distributions (temperature 1),
+    # in nats, and empty where the proposer has none (n-gram).
+    expected_acceptance: list[float]  # sum over v of min(draft, target), processed distributions
+    draft_entropy: list[float] = field(default_factory=list)
+    target_entropy: list[float] = field(default_factory=list)
+    kl_target_draft: list[float] = field(default_factory=list)
+    target_rank_in_draft: list[int] = field(default_factory=list)  # of the target's most probable token
 
 
 @dataclass(kw_only=True)
@@ -53,6 +59,7 @@ class RequestRecord:
     stop_reason: StopReason
     time_to_first_token: float
     time_per_output_token: float | None  # null for a single output token
+    engine_s: float = 0.0  # its share of the engine's time: each step is split evenly over the sequences in it
     preemptions: int = 0
     rounds: list[RoundRecord] = field(default_factory=list)
     baseline_verdict: Literal["equal", "tie", "fault"] | None = None

@@ -27,8 +27,11 @@ class RunningSequence:
     metadata: SequenceMetadata  # its block table is refreshed before each forward
     admitted: float  # seconds, monotonic clock
     first_token: float = 0.0
+    engine_s: float = 0.0  # its share of the steps it took part in, seconds
     preemptions: int = 0
     rounds: list[RoundRecord] = field(default_factory=list)
+    stop_reason: StopReason | None = None  # set once it has finished
+    finished: float = 0.0
 
     @classmethod
     def start(cls, request: Request, *, seq_id: int, sample: int, now: float) -> "RunningSequence":
@@ -54,9 +57,11 @@ class RunningSequence:
         self.metadata = replace(self.metadata, block_table=block_table)
         return self.metadata
 
-    def record(self, *, text: str, stop_reason: StopReason, now: float) -> RequestRecord:
-        """What is left of the sequence once it has finished."""
+    def record(self, text: str) -> RequestRecord:
+        """What is left of the sequence, which has finished, and whose output says ``text``."""
+        assert self.stop_reason is not None
         tokens = self.data.output_token_ids
+        later = len(tokens) - 1
         return RequestRecord(
             request_id=self.request.request_id,
             turn=self.request.turn,
@@ -66,9 +71,10 @@ class RunningSequence:
             prompt_token_ids=self.request.prompt_token_ids,
             token_ids=tokens,
             text=text,
-            stop_reason=stop_reason,
+            stop_reason=self.stop_reason,
             time_to_first_token=self.first_token - self.admitted,
-            time_per_output_token=(now - self.first_token) / (len(tokens) - 1) if len(tokens) > 1 else None,
+            time_per_output_token=(self.finished - self.first_token) / later if later else None,
+            engine_s=self.engine_s,
             preemptions=self.preemptions,
             rounds=self.rounds,
         )

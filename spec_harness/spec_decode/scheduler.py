@@ -115,14 +115,22 @@ class Scheduler:
 
     def step(self) -> list[RequestRecord]:
         """Admits and prefills what fits, then one round of every running sequence. Returns those that finished."""
-        ops = CacheOps()
+        began, ops = self._clock(), CacheOps()
         with self.worker.timer.stage("scheduler"):
             self._resume(ops)
             groups = [] if self._preempted else self._admit()
-        finished = self._prefill(groups)
+        self._prefill(groups)
+        took_part = {seq.seq_id: seq for seq in chain(*groups)}
         if self._running:
-            finished += self._round(ops)
-        return finished
+            took_part |= {seq.seq_id: seq for seq in self._round(ops)}
+        share = (self._clock() - began) / max(1, len(took_part))
+        for seq in took_part.values():
+            seq.engine_s += share
+        return [
+            seq.record(self._stop.decode(seq.data.output_token_ids))
+            for seq in took_part.values()
+            if seq.stop_reason is not None
+        ]
 
     def _resume(self, ops: CacheOps) -> None:
         """Takes preempted sequences back. A recomputed one catches up in its next ordinary round: no prefill."""
@@ -165,31 +173,29 @@ class Scheduler:
             taken += len(group)
         return groups
 
-    def _prefill(self, groups: list[list[RunningSequence]]) -> list[RequestRecord]:
+    def _prefill(self, groups: list[list[RunningSequence]]) -> None:
         if not groups:
-            return []
+            return
         drawn = self.worker.prefill([[self._with_table(seq) for seq in group] for group in groups])
-        finished = []
         with self.worker.timer.stage("commit"):
             now = self._clock()
             for seq, token in zip(chain(*groups), chain(*drawn), strict=True):
                 seq.first_token = now
                 self._running.append(seq)
                 ends = self._stop.first_stop(seq.metadata, [token])
-                finished += self._append(seq, [token], None if ends is None else ends[1])
-        return finished
+                self._append(seq, [token], None if ends is None else ends[1])
 
-    def _round(self, ops: CacheOps) -> list[RequestRecord]:
+    def _round(self, ops: CacheOps) -> list[RunningSequence]:
+        """Returns the sequences that took part."""
         with self.worker.timer.stage("scheduler"):
             rows = self._plan_round(ops)
             metadata = [self._with_table(row.sequence) for row in rows]
             self._count(rows)
         outcomes = self.worker.execute_round(metadata, [row.proposal_len for row in rows], ops)
-        finished = []
         with self.worker.timer.stage("commit"):
             for row, outcome in zip(rows, outcomes, strict=True):
-                finished += self._commit(row, outcome)
-        return finished
+                self._commit(row, outcome)
+        return [row.sequence for row in rows]
 
     def _plan_round(self, ops: CacheOps) -> list[_PlannedRow]:
         """Proposal lengths, and KV slots for them: oldest sequences first, at the newest ones' expense."""
@@ -238,7 +244,7 @@ class Scheduler:
         self.stats.tokens_held += sum(len(row.sequence.data) for row in rows)
         self.stats.slots_held += self.blocks.num_allocated * self.blocks.block_size
 
-    def _commit(self, row: _PlannedRow, outcome: RoundOutcome) -> list[RequestRecord]:
+    def _commit(self, row: _PlannedRow, outcome: RoundOutcome) -> None:
         seq, reason = row.sequence, row.skip_reason
         if row.proposal_len and not outcome.draft_token_ids:
             reason = self.worker.proposer.empty_reason
@@ -252,22 +258,20 @@ class Scheduler:
             stop_index=None if stop is None else stop[0],
         )
         seq.rounds.append(record)
-        return self._append(seq, record.output_token_ids, None if stop is None else stop[1])
+        self._append(seq, record.output_token_ids, None if stop is None else stop[1])
 
-    def _append(self, seq: RunningSequence, tokens: list[int], stop: StopReason | None) -> list[RequestRecord]:
-        """Commits ``tokens``; the sequence's record if it ends with them."""
+    def _append(self, seq: RunningSequence, tokens: list[int], stop: StopReason | None) -> None:
+        """Commits ``tokens``, and ends the sequence if they do."""
         seq.data.output_token_ids.extend(tokens)
         self.worker.rewind(seq.seq_id, len(seq.data))
         full = len(seq.data) >= self.worker.target.max_model_len
         spent = len(seq.data.output_token_ids) >= seq.request.sampling.max_new_tokens
-        reason = stop or ("length" if full or spent else None)
-        if reason is None:
-            return []
-        self._running.remove(seq)
-        self.blocks.free(seq.seq_id)
-        self.worker.forget(seq.seq_id)
-        text = self._stop.decode(seq.data.output_token_ids)
-        return [seq.record(text=text, stop_reason=reason, now=self._clock())]
+        seq.stop_reason = stop or ("length" if full or spent else None)
+        if seq.stop_reason is not None:
+            seq.finished = self._clock()
+            self._running.remove(seq)
+            self.blocks.free(seq.seq_id)
+            self.worker.forget(seq.seq_id)
 
     def _max_slots(self, request: Request) -> int:
         """KV slots of a sequence at its full length; the last token's KV is never written."""

@@ -1,17 +1,18 @@
 """One round: propose, score, verify. The scheduler commits what it returns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 
 import torch
 
 from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.sequence import SequenceMetadata
+from spec_harness.spec_decode.distributions import compare_distributions
 from spec_harness.spec_decode.interfaces import SpeculativeProposals, SpeculativeProposer
 from spec_harness.spec_decode.rejection_sampler import RejectionSampler, Verification
 from spec_harness.spec_decode.stage_timer import StageTimer
-from spec_harness.spec_decode.target_scorer import TargetScorer
+from spec_harness.spec_decode.target_scorer import TargetScorer, TargetScores
 from spec_harness.worker.sampler import keys_of
 from spec_harness.worker.worker import Worker
 
@@ -30,7 +31,12 @@ class RoundOutcome:
     draft_token_ids: list[int]
     draft_probs: list[float]
     target_probs: list[float]
+    # At the accepted positions and the first rejected one; the last four are empty if the proposer has no distribution.
     expected_acceptance: list[float]
+    draft_entropy: list[float] = field(default_factory=list)
+    target_entropy: list[float] = field(default_factory=list)
+    kl_target_draft: list[float] = field(default_factory=list)
+    target_rank_in_draft: list[int] = field(default_factory=list)
 
 
 class SpecDecodeWorker:
@@ -50,9 +56,9 @@ class SpecDecodeWorker:
         """
         parents, everyone = [group[0] for group in groups], [m for group in groups for m in group]
         with self.timer.stage("prefill"):
-            probs = self.target.sampler.probs(self.target.compute_logits(parents))
-            sizes = torch.tensor([len(group) for group in groups], device=probs.device)
-            output = self.target.sampler.sample(probs.repeat_interleave(sizes, dim=0), everyone, 0)
+            logits = self.target.compute_logits(parents)
+            sizes = torch.tensor([len(group) for group in groups], device=logits.device)
+            output = self.target.sampler.sample(logits.repeat_interleave(sizes, dim=0), everyone, 0)
             tokens, mass = torch.stack([output.token_ids.double(), output.probs.sum(-1).double()]).tolist()
             for parent, *children in groups:
                 if children:
@@ -80,11 +86,12 @@ class SpecDecodeWorker:
         with self.timer.stage("propose"):
             proposals = self.proposer.get_proposals(metadata, max_lens, cache_ops)
         with self.timer.stage("score"):
-            target_probs = self._scorer.score(metadata, proposals, cache_ops)
+            scores = self._scorer.score(metadata, proposals, cache_ops)
         with self.timer.stage("verify"):
-            keys = keys_of(metadata, target_probs.device)
-            first = torch.tensor([len(m.data) for m in metadata], device=target_probs.device)
-            rows = _pack(proposals, self._verifier.verify(target_probs, proposals, keys, first)).cpu().tolist()
+            keys = keys_of(metadata, scores.probs.device)
+            first = torch.tensor([len(m.data) for m in metadata], device=scores.probs.device)
+            verified = self._verifier.verify(scores.probs, proposals, keys, first)
+            rows = _pack(proposals, verified, scores).cpu().tolist()
         self._check_finite([m.request_id for m, row in zip(metadata, rows, strict=True) if not row[-1]])
         k = proposals.proposal_token_ids.shape[1]
         return [_unpack(row, k, length) for row, length in zip(rows, proposals.lens, strict=True)]
@@ -104,9 +111,9 @@ class SpecDecodeWorker:
             raise NonFiniteLogitsError(f"NaN or infinite logits for request {', '.join(request_ids)}")
 
 
-def _pack(proposals: SpeculativeProposals, verified: Verification) -> torch.Tensor:
+def _pack(proposals: SpeculativeProposals, verified: Verification, scores: TargetScores) -> torch.Tensor:
     """All that the host needs of a round in one float64 tensor, so in one copy (token ids are exact up to 2^53)."""
-    columns = (
+    columns = [
         verified.num_accepted[:, None],
         verified.output_token_ids,
         proposals.proposal_token_ids,
@@ -114,15 +121,23 @@ def _pack(proposals: SpeculativeProposals, verified: Verification) -> torch.Tens
         verified.draft_probs,
         verified.target_probs,
         verified.expected_acceptance,
-        verified.finite[:, None],
-    )
+    ]
+    if proposals.proposal_logits is not None:
+        k = proposals.proposal_token_ids.shape[1]
+        apart = compare_distributions(proposals.proposal_logits, scores.logits[:, :k])
+        columns += [apart.draft_entropy, apart.target_entropy, apart.kl_target_draft, apart.target_rank_in_draft]
+    columns.append(verified.finite[:, None])
     return torch.cat([column.to(torch.float64) for column in columns], dim=1)
 
 
 def _unpack(row: list[float], k: int, proposal_len: int) -> RoundOutcome:
     num_accepted = int(row[0])
     start = 1 + (k + 1)  # after the output tokens
-    drafted, passed, draft, target, expected = (row[start + i * k :][:proposal_len] for i in range(5))
+    columns = [row[at : at + k][:proposal_len] for at in range(start, len(row) - 1, k)] if k else [[]] * 5
+    drafted, passed, draft, target, expected, *apart = columns
+    # Positions behind the first rejected one condition on a prefix that did not come about.
+    judged = num_accepted + 1
+    draft_entropy, target_entropy, kl, rank = [column[:judged] for column in apart] or [[], [], [], []]
     return RoundOutcome(
         output_token_ids=[int(t) for t in row[1 : num_accepted + 2]],
         num_accepted=num_accepted,
@@ -130,6 +145,9 @@ def _unpack(row: list[float], k: int, proposal_len: int) -> RoundOutcome:
         draft_token_ids=[int(t) for t in drafted],
         draft_probs=draft,
         target_probs=target,
-        # Positions behind the first rejected one condition on a prefix that did not come about.
-        expected_acceptance=expected[: num_accepted + 1],
+        expected_acceptance=expected[:judged],
+        draft_entropy=draft_entropy,
+        target_entropy=target_entropy,
+        kl_target_draft=kl,
+        target_rank_in_draft=[int(r) for r in rank],
     )

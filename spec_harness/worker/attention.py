@@ -1,13 +1,15 @@
 """Attention on the paged KV cache for unmodified Hugging Face models.
 
-``transformers`` lets a model's attention be any registered function; ours gets each layer's packed query, key and value
-and the keyword arguments of the model's forward, among them ``paged``. It writes the new keys and values into the
-cache, then attends over each sequence's own slots. Causality and the sliding window are applied here. The window is
-what the model asks of its *mask* (some models give it nowhere else), so the registered mask function passes it on in
-the mask's place.
+``transformers`` lets a model's attention be any registered function; ours gets each layer's packed query, key and
+value. It writes the new keys and values into the cache, then attends over each sequence's own slots. What it must know
+of the batch lies in a context variable for the time of the forward: not every model hands the keyword arguments of its
+forward on to its attention. Causality and the sliding window are applied here. The window is what the model asks of its
+*mask* (some models give it nowhere else), so the registered mask function passes it on in the mask's place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,12 +51,21 @@ class QueryGroup:
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """Everything attention needs to know of one packed forward of T tokens; handed to the model as ``paged=``."""
+    """Everything attention needs to know of one packed forward of T tokens."""
 
     cache: KVCache
     slots: Int[Tensor, " T"]  # where the KV of each packed token is written
     groups: Sequence[QueryGroup]
     unpad: Int[Tensor, " T"] | None  # index of each packed token among the groups' padded ones; None: the same order
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Forwards of a model inside the block are of this batch."""
+        token = _in_use.set(self)
+        try:
+            yield
+        finally:
+            _in_use.reset(token)
 
     @classmethod
     def build(
@@ -91,6 +102,13 @@ class PagedBatch:
         return cls(cache, slot_mapping(block_tables, rows, positions, cache.block_size), groups, unpad)
 
 
+_in_use: ContextVar[PagedBatch] = ContextVar("the batch of the forward under way")
+
+
+def batch_in_use() -> PagedBatch:
+    return _in_use.get()
+
+
 def _group_by_query_len(query_lens: Sequence[int]) -> list[list[int]]:
     """Rows of similar query length together, so that one long prefill does not pad every decode."""
     buckets: dict[int, list[int]] = {}
@@ -107,7 +125,6 @@ def paged_attention(
     value: Float[Tensor, "1 K T E"],
     attention_mask: int | None,
     *,
-    paged: PagedBatch,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " H"] | None = None,
@@ -118,6 +135,7 @@ def paged_attention(
     ``softcap`` (Gemma 2) and ``s_aux``, the attention sinks (gpt-oss), are what models give as keywords.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # nn.Module types every attribute as Tensor | Module
+    paged = batch_in_use()
     paged.cache.write(layer, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     packed = query[0].transpose(0, 1)

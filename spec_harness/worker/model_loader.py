@@ -25,6 +25,8 @@ _WRONG_INPUT = (
     KeyError,
     TypeError,
     AttributeError,
+    AssertionError,
+    ImportError,
     RuntimeError,
     SafetensorError,
     StrictDataclassError,

@@ -89,9 +89,8 @@ class ModelRunner:
         self, input_ids: Int[Tensor, " T"], positions: Int[Tensor, " T"], batch: PagedBatch, keep: Int[Tensor, " N"]
     ) -> Float[Tensor, "N V"]:
         options = {"logits_to_keep": keep} if self._selects_logits else {}
-        output = self.model(
-            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, paged=batch, **options
-        )
+        with batch.in_use():
+            output = self.model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **options)
         logits: Tensor = output.logits[0]
         return logits if self._selects_logits else logits[keep]
 

@@ -1,12 +1,13 @@
 """Whether a model may be measured on the paged cache. What would be measured silently wrong is refused by name.
 
-Some architectures never call the registered attention function, or only in some layers, or keep information elsewhere
-than in keys and values (state-space layers, convolutions), or attend within chunks. Their output would differ from the
-model's own.
+Some architectures never call the registered attention function, or only in some layers, or several times in one layer,
+or keep information elsewhere than in keys and values (state-space layers, convolutions), or attend within chunks, or to
+later tokens. Their output would differ from the model's own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,18 @@ class PagedCheck:
     max_logit: float  # largest |logit| of the dense model
     cap: float  # largest difference allowed
     tie_tolerance: float  # margins up to this are numerical ties
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A layer that called the attention interface."""
+
+    layer: int
+    shape: LayerShape
+    has_mask: bool
+
+
+_probe_calls: ContextVar[list[_Call]] = ContextVar("calls of the attention interface in one forward, in order")
 
 
 @contextmanager
@@ -76,14 +89,17 @@ def check_paged_attention(
     vocab_size = int(model.config.get_text_config().vocab_size)
     usable = [ids[:_LONGEST_SAMPLE] for ids in samples if len(ids) > _STEPS and max(ids) < vocab_size]
     sequences = usable[:_NUM_SAMPLES] or _random_samples(vocab_size, max_model_len)
-    check = measure_paged(model, layers, sequences)
+    with _refusing_errors(refuse):
+        check = measure_paged(model, layers, sequences)
     if check.max_difference > check.cap and model.dtype != torch.float32:
         own = _own_difference(model, sequences)
         check = paged_check(check.max_difference, check.max_logit, model.dtype, own_difference=own)
     if not check.max_difference <= check.cap:  # NaN fails too
+        if _looks_ahead(model, sequences[0], check.cap):
+            raise refuse("it attends to later tokens, so cached keys and values do not stay right")
         raise refuse(
             f"its logits on the paged KV cache differ from its own by {check.max_difference:.1e} (allowed: "
-            f"{check.cap:.1e}), so it keeps information elsewhere"
+            f"{check.cap:.1e}), so it keeps information elsewhere than in keys, values and position ids"
         )
     model.set_attn_implementation(PAGED)
     return layers, check
@@ -91,6 +107,16 @@ def check_paged_attention(
 
 def _refusal(name: str, where: str) -> Callable[[str], UserError]:
     return lambda reason: UserError(f"{where}: architecture '{name}' cannot be measured: {reason}")
+
+
+@contextmanager
+def _refusing_errors(refuse: Callable[[str], UserError]) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        raise refuse(f"its forward fails ({(str(error).strip() or type(error).__name__).splitlines()[0]})") from error
 
 
 def _check_config(model: PreTrainedModel, max_model_len: int, refuse: Callable[[str], UserError]) -> None:
@@ -102,8 +128,10 @@ def _check_config(model: PreTrainedModel, max_model_len: int, refuse: Callable[[
         raise refuse("it attends within chunks (attention_chunk_size)")
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if parameters.get("rope_type") not in ("dynamic", "longrope"):
+            continue
         original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
-        if parameters.get("rope_type") in ("dynamic", "longrope") and max_model_len > original:
+        if max_model_len > original:
             raise refuse(
                 f"its {parameters['rope_type']} rotary scale depends on the longest sequence of a batch beyond "
                 f"{original} tokens; set max_model_len={original} or lower"
@@ -112,34 +140,36 @@ def _check_config(model: PreTrainedModel, max_model_len: int, refuse: Callable[[
 
 def _probe_layers(model: PreTrainedModel, refuse: Callable[[str], UserError]) -> list[LayerShape]:
     """One dense forward that records which layers call the attention interface, and what they would cache."""
-    seen: dict[int, LayerShape] = {}
     model.set_attn_implementation(_PROBE)
     if model.config._attn_implementation != _PROBE:
         raise refuse("transformers cannot set its attention function")
+    calls: list[_Call] = []
+    token = _probe_calls.set(calls)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), _refusing_errors(refuse):
             ids = torch.arange(1, 5, device=model.device)[None]
-            model(input_ids=ids, position_ids=torch.arange(4, device=model.device)[None], use_cache=False, probe=seen)
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise refuse(f"its forward does not take what paged attention needs ({str(error).splitlines()[0]})") from error
+            model(input_ids=ids, position_ids=torch.arange(4, device=model.device)[None], use_cache=False)
+    finally:
+        _probe_calls.reset(token)
+    seen = {call.layer: call.shape for call in calls}
     expected = int(model.config.get_text_config().num_hidden_layers)
-    missing = sorted(set(range(expected)) - set(seen))
-    if missing or len(seen) != expected:
+    if set(seen) != set(range(expected)):
         raise refuse(f"{len(seen)} of its {expected} layers use the attention interface, all must")
+    if len(calls) != expected:
+        raise refuse(
+            f"its {expected} layers attend {len(calls)} times in one forward, and only one set of keys and values is "
+            "cached per layer"
+        )
+    if any(call.has_mask for call in calls):
+        raise refuse("its layers mask their attention themselves")
     return [seen[i] for i in range(expected)]
 
 
 def _probe_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    *,
-    probe: dict[int, LayerShape],
-    **_: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
 ) -> tuple[Tensor, None]:
-    probe[int(module.layer_idx)] = LayerShape(key.shape[1], key.shape[3], value.shape[3])  # type: ignore[arg-type]
+    shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    _probe_calls.get().append(_Call(int(module.layer_idx), shape, attention_mask is not None))  # type: ignore[arg-type]
     shared = query.shape[1] // key.shape[1]
     out = scaled_dot_product_attention(
         query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), is_causal=True
@@ -180,6 +210,13 @@ def _own_difference(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) 
     except ValueError:
         return 0.0
     return max(float((eager.float() - sdpa.float()).abs().max()) for eager, sdpa in pairs)
+
+
+def _looks_ahead(model: PreTrainedModel, token_ids: Sequence[int], cap: float) -> bool:
+    """Whether the model's own logits of the first half of a sequence depend on its second half."""
+    half = len(token_ids) // 2
+    whole, alone = dense_logits(model, token_ids)[:half], dense_logits(model, token_ids[:half])
+    return bool((whole.float() - alone.float()).abs().max() > cap)
 
 
 def paged_check(difference: float, max_logit: float, dtype: torch.dtype, *, own_difference: float = 0.0) -> PagedCheck:

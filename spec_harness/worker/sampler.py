@@ -16,11 +16,12 @@ from spec_harness.worker.randomness import Stream, request_keys, sample_race
 class SamplerOutput:
     """One sampled token per sequence, and the distribution it was drawn from (one-hot where greedy).
 
-    A row that took no part in a step of a multi-step call holds token -1 and zero probabilities.
+    A row that took no part in a step of a multi-step call holds token -1, zero probabilities and zero logits.
     """
 
     token_ids: Int[Tensor, " B"]
     probs: Float[Tensor, "B V"]
+    logits: Float[Tensor, "B V"]  # raw, before temperature; 0 where it took no part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,14 @@ class Sampler:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    def restrict(self, logits: Float[Tensor, "N W"]) -> Float[Tensor, "N V"]:
+        """The raw logits as float32, over V = ``vocab_size`` ids (W: those of the model)."""
+        logits = logits.to(torch.float32)
+        if self.vocab_size is None:
+            return logits
+        missing = self.vocab_size - logits.shape[-1]
+        return pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[..., : self.vocab_size]
+
     def probs(self, logits: Float[Tensor, "N W"]) -> Float[Tensor, "N V"]:
         """The processed distribution, float32, over V = ``vocab_size`` ids (W: those of the model). A row with NaN or
         +inf logits becomes NaN at its maximum, greedy too, so that whoever copies results to the host can tell (a check
@@ -49,10 +58,7 @@ class Sampler:
 
         Ties at the edge: top-k keeps all logits equal to the k-th; top-p keeps the smallest set that reaches ``top_p``.
         """
-        logits = logits.to(torch.float32)
-        if self.vocab_size is not None:
-            missing = self.vocab_size - logits.shape[-1]
-            logits = pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[..., : self.vocab_size]
+        logits = self.restrict(logits)
         if self.greedy:
             best, index = logits.max(-1, keepdim=True)
             return torch.zeros_like(logits).scatter_(-1, index, best - best + 1.0)
@@ -67,13 +73,15 @@ class Sampler:
             logits = torch.empty_like(logits).scatter_(-1, order, ranked)
         return logits.softmax(-1)
 
-    def sample(self, probs: Float[Tensor, "B V"], metadata: Sequence[SequenceMetadata], offset: int) -> SamplerOutput:
+    def sample(self, logits: Float[Tensor, "B W"], metadata: Sequence[SequenceMetadata], offset: int) -> SamplerOutput:
         """Draws the token at position ``len(sequence) + offset`` of each sequence."""
+        raw = self.restrict(logits)
+        probs = self.probs(raw)
         if self.greedy:
-            return SamplerOutput(probs.argmax(-1), probs)
+            return SamplerOutput(probs.argmax(-1), probs, raw)
         keys = keys_of(metadata, probs.device)
-        positions = torch.tensor([len(m.data) + offset for m in metadata], device=probs.device)
-        return SamplerOutput(sample_race(probs, keys, positions, self.stream), probs)
+        positions = torch.tensor([len(m.data) + offset for m in metadata], dtype=torch.int64, device=probs.device)
+        return SamplerOutput(sample_race(probs, keys, positions, self.stream), probs, raw)
 
 
 def keys_of(metadata: Sequence[SequenceMetadata], device: torch.device) -> Int[Tensor, " B"]:

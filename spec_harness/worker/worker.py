@@ -49,8 +49,7 @@ class Worker:
         """Carries out ``cache_ops``, then one forward over what each sequence lacks, and one sampled token each.
         Changes no metadata."""
         self.apply(cache_ops)
-        probs = self.sampler.probs(self.compute_logits(metadata))
-        return self.sampler.sample(probs, metadata, 0)
+        return self.sampler.sample(self.compute_logits(metadata), metadata, 0)
 
     def compute_logits(
         self,

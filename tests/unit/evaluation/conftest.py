@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from spec_harness.evaluation.breakdowns import breakdowns
 from spec_harness.evaluation.metrics import ProposalCounts, counts_by_request
 from spec_harness.evaluation.results import (
     BaselineEquality,
-    Breakdowns,
     Check,
     Estimate,
     IntegrityResults,
@@ -21,7 +21,6 @@ from spec_harness.evaluation.results import (
     TimeShare,
     TimingResults,
     Versions,
-    by_category,
     latency,
     proposal_results,
 )
@@ -134,7 +133,7 @@ def _results(requests: list[RequestRecord], *, max_proposal_len: int, **changes:
             time_per_output_token=latency([0.002, 0.003]),
         ),
         "kv": KVResults(block_size=16, num_blocks=64, blocks_allocated_peak=12, utilization=0.9, preemptions=0),
-        "breakdowns": Breakdowns(category=by_category(requests, max_proposal_len=max_proposal_len)),
+        "breakdowns": breakdowns(requests, max_proposal_len=max_proposal_len),
         "notes": ["a note"],
     }
     return RunResults(**(values | changes))

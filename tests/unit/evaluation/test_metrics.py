@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
+from spec_harness.evaluation.identities import IdentityError, check_counts, check_identities
 from spec_harness.evaluation.metrics import (
     SKIP_REASONS,
-    IdentityError,
     ProposalCounts,
     ProposalStatistics,
-    check_counts,
-    check_identities,
     compute,
     counts_by_request,
 )

@@ -20,7 +20,7 @@ def test_scores_are_the_targets_distributions_at_every_position(target: LoadedMo
         tables = shuffled_tables([len(p) + K for p in PROMPTS], 4, num_blocks=60)
         rows = [metadata(i, prompt, table) for i, (prompt, table) in enumerate(zip(PROMPTS, tables, strict=True))]
         with forwards(target.model) as seen:
-            probs = TargetScorer(worker(target, num_blocks=60, temperature=0.7)).score(rows, proposals)
+            probs = TargetScorer(worker(target, num_blocks=60, temperature=0.7)).score(rows, proposals).probs
         assert len(seen) == 1
         assert probs.shape == (4, K + 1, 128)
         for b, n in enumerate(lens):
@@ -34,6 +34,6 @@ def test_with_no_proposer_each_row_has_one_position(target: LoadedModel) -> None
     proposals = SpeculativeProposals(
         torch.empty(1, 0, dtype=torch.int64), torch.empty(1, 0, 128), torch.zeros(1, dtype=torch.int64)
     )
-    probs = TargetScorer(worker(target)).score([metadata(0, [3, 4, 5], [1])], proposals)
+    probs = TargetScorer(worker(target)).score([metadata(0, [3, 4, 5], [1])], proposals).probs
     assert probs.shape == (1, 1, 128)
     assert int(probs.argmax()) == int(dense_logits(target.model, [3, 4, 5])[-1].argmax())

@@ -89,17 +89,17 @@ def check(
         return torch.cat(fed).transpose(0, 1)[None]
 
     sink = torch.randn(HEADS) if sinks else None
-    output, _ = paged_attention(
-        Layer(),
-        packed(queries),
-        packed(keys),
-        packed(values),
-        window,
-        paged=batch,
-        scaling=scale,
-        softcap=softcap,
-        s_aux=sink,
-    )
+    with batch.in_use():
+        output, _ = paged_attention(
+            Layer(),
+            packed(queries),
+            packed(keys),
+            packed(values),
+            window,
+            scaling=scale,
+            softcap=softcap,
+            s_aux=sink,
+        )
     expected = [
         naive(q, k, v, scale=DIM**-0.5 if scale is None else scale, window=window, softcap=softcap, sinks=sink)
         for q, k, v in zip(queries, keys, values, strict=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_harness.kv_cache.kv_cache import KVCache, LayerShape
-from spec_harness.worker.attention import PagedBatch
+from spec_harness.worker.attention import batch_in_use
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from tests.helpers import CPU
 
@@ -16,22 +16,20 @@ from tests.helpers import CPU
 class Echo(nn.Module):
     """Logits of a token: its id, its position, and the slot where its KV goes."""
 
-    def forward(
-        self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool, paged: PagedBatch, logits_to_keep: Tensor
-    ) -> Any:
-        return SimpleNamespace(logits=self.all(input_ids, position_ids, paged)[:, logits_to_keep])
+    def forward(self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: Tensor) -> Any:
+        return SimpleNamespace(logits=self.all(input_ids, position_ids)[:, logits_to_keep])
 
-    def all(self, input_ids: Tensor, position_ids: Tensor, paged: PagedBatch) -> Tensor:
-        return torch.stack([input_ids, position_ids, paged.slots[None]], dim=-1).float()
+    def all(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        return torch.stack([input_ids, position_ids, batch_in_use().slots[None]], dim=-1).float()
 
 
 class EchoAll(Echo):
     """A model that cannot compute chosen logits only."""
 
     def forward(  # type: ignore[override]
-        self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool, paged: PagedBatch
+        self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool
     ) -> Any:
-        return SimpleNamespace(logits=self.all(input_ids, position_ids, paged))
+        return SimpleNamespace(logits=self.all(input_ids, position_ids))
 
 
 @pytest.mark.parametrize("model", [Echo(), EchoAll()], ids=["selects", "gives all"])

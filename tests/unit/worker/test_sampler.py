@@ -90,12 +90,12 @@ def test_half_precision_logits_give_float32_probabilities() -> None:
 
 def test_a_token_is_drawn_for_its_absolute_position() -> None:
     """Three steps on from two tokens, and one step on from four, decide the same position."""
-    probs = sampler(2.0).probs(logits(1))
+    row = logits(1)
     short, long = metadata(0, [3, 4], [1]), metadata(0, [3, 4, 5, 6], [1])
     for temperature in (0.0, 2.0):
         chosen = sampler(temperature)
-        assert chosen.sample(probs, [short], 3).token_ids == chosen.sample(probs, [long], 1).token_ids
-    draws = {int(sampler(2.0).sample(probs, [short], offset).token_ids) for offset in range(40)}
+        assert chosen.sample(row, [short], 3).token_ids == chosen.sample(row, [long], 1).token_ids
+    draws = {int(sampler(2.0).sample(row, [short], offset).token_ids) for offset in range(40)}
     assert len(draws) > 3
 
 
