@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two OpenMP threads beside any other busy process stall each other; tests need no more than one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: eval check test test-slow clean
+.PHONY: eval check test test-slow bench-prediction clean
 
 eval: $(VENV)/run.stamp
 	$(BIN)/spec-eval
@@ -23,6 +23,10 @@ test: check
 
 test-slow: $(VENV)/dev.stamp
 	$(PYTEST) -q -m slow tests
+
+# Predicted beside measured speed-up for k = 1, 2, 4, 8, one pinned thread. Wants a quiet machine.
+bench-prediction: $(VENV)/run.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

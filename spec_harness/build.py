@@ -29,6 +29,7 @@ class Evaluation:
 
     target: LoadedModel
     draft: LoadedModel | None
+    ngram: NgramSettings  # proposes where there is no draft model
     requests: list[Request]
     conversations: Conversations
     settings: EngineSettings
@@ -92,6 +93,7 @@ def build(config: EvalConfig) -> Evaluation:
     return Evaluation(
         target=target,
         draft=draft,
+        ngram=ngram,
         requests=requests,
         conversations=Conversations(encoder, {row.id: row for row in rows}),
         settings=settings,

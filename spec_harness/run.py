@@ -20,6 +20,7 @@ from spec_harness.evaluation.identities import check_identities
 from spec_harness.evaluation.integrity import SIZES, require, run_gate
 from spec_harness.evaluation.metrics import counts_by_request
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
+from spec_harness.evaluation.profile import StepTimes, measure_steps
 from spec_harness.evaluation.progress import EvalProgress
 from spec_harness.evaluation.provenance import model_identity, provenance
 from spec_harness.evaluation.report import integrity_results, kv_results, timing_results
@@ -159,10 +160,24 @@ def _results(
         ),
         integrity=integrity_results(config.integrity, target, draft, gate, _equality(config, evaluation)),
         proposal=proposal_results(counts, list(per_request.values())),
-        timing=timing_results(evaluation.passes),
+        timing=timing_results(evaluation.passes, counts, _step_times(evaluation)),
         kv=kv_results(first, evaluation.settings, target, draft),
         breakdowns=breakdowns(first.records, max_proposal_len=k),
         notes=[*evaluation.notes, *evaluation.conversations.notes(), *_vocabulary_notes(first)],
+    )
+
+
+def _step_times(evaluation: Evaluation) -> StepTimes | None:
+    """The micro-profile at the run's mean batch, where there is a speed-up to explain."""
+    if len(evaluation.passes) < 2 or evaluation.settings.max_proposal_len == 0:
+        return None
+    stats = evaluation.passes[0].stats
+    return measure_steps(
+        evaluation.target,
+        evaluation.draft or evaluation.ngram,
+        evaluation.settings,
+        [request.prompt_token_ids for request in evaluation.requests],
+        batch=max(1, round(stats.rows_run / max(1, stats.num_steps))),
     )
 
 

@@ -22,8 +22,8 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\
 
 @contextmanager
 def working_directory(path: Path) -> Iterator[None]:
-    """Runs inside the block start in ``path``; what they change in the process (environment, Hydra's log handlers, which
-    write to the captured streams) is undone."""
+    """Runs inside the block start in ``path``; what they change in the process is undone: the environment, and Hydra's
+    log handlers, which write to the captured streams."""
     before, environment = Path.cwd(), dict(os.environ)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -83,7 +83,9 @@ def random_checkpoint(folder: Path, *, chat_template: str | None = None, **confi
     tokenizer = packaged_tokenizer()
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(folder)
-    tiny_model(**{"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, **config}).save_pretrained(folder)
+    tiny_model(**{"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, **config}).save_pretrained(
+        folder
+    )
     return folder
 
 

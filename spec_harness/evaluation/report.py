@@ -2,16 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Literal, cast
 
 from spec_harness.evaluation.intervals import Bootstrap
+from spec_harness.evaluation.metrics import ProposalCounts
 from spec_harness.evaluation.module import Pass
+from spec_harness.evaluation.profile import StepTimes
 from spec_harness.evaluation.results import (
     BaselineEquality,
     Check,
     Estimate,
     IntegrityResults,
     KVResults,
+    StepTimeResults,
     TimeShare,
     TimingResults,
     latency,
@@ -23,20 +27,33 @@ SPECULATIVE, BASELINE = "speculative", "baseline"
 _STAGES = ("prefill", "propose", "score", "verify", "commit", "scheduler")
 
 
-def timing_results(passes: Sequence[Pass]) -> TimingResults:
-    """Output tokens, the prefills' included, over wall time in the engine; stages and latencies of the first pass."""
+def timing_results(passes: Sequence[Pass], counts: ProposalCounts, steps: StepTimes | None) -> TimingResults:
+    """Output tokens, the prefills' included, over wall time in the engine; stages and latencies of the first pass.
+
+    With the step times of the micro-profile also what the cost model predicts.
+    """
     first, by_name = passes[0], {done.name: done for done in passes}
     speculative, baseline = by_name.get(SPECULATIVE), by_name.get(BASELINE)
     return TimingResults(
         speculative_tokens_per_second=_speed(speculative),
         baseline_tokens_per_second=_speed(baseline),
         speedup=_speedup(speculative, baseline),
+        draft_cost_ratio=None if steps is None else steps.draft_cost_ratio,
+        predicted_speedup=_predicted(counts, steps),
+        step_times=None if steps is None else StepTimeResults(**asdict(steps)),
         time_share=_time_share(first),
         time_to_first_token=latency([record.time_to_first_token for record in first.records]),
         time_per_output_token=latency(
             [r.time_per_output_token for r in first.records if r.time_per_output_token is not None]
         ),
     )
+
+
+def _predicted(counts: ProposalCounts, steps: StepTimes | None) -> float | None:
+    if steps is None or counts.num_rounds == 0:
+        return None
+    rounds = counts.num_rounds
+    return steps.predicted_speedup(counts.num_emitted_tokens / rounds, counts.num_draft_tokens / rounds)
 
 
 def _speed(done: Pass | None) -> Estimate:

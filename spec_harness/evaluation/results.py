@@ -97,15 +97,31 @@ class TimeShare(_Section):
     scheduler: float = Field(description="admission, blocks, and all other host time")
 
 
+class StepTimeResults(_Section):
+    """The micro-profile: medians in seconds at the run's mean batch, warm and synchronized, apart from the run."""
+
+    batch: Count = Field(description="sequences in each step")
+    context_len: Count = Field(description="tokens of each sequence, mean")
+    target_step_s: float = Field(description="one step of plain decoding: forward, sampling, commit")
+    target_forward_s: float = Field(description="the target's forward in it")
+    draft_step_s: float = Field(description="one draft step without catch-up")
+    score_s: list[float] = Field(description="[l]: scoring proposals of l tokens, l = 0 … k")
+    host_s: float = Field(description="the rest of a speculative step: verify, commit, scheduler")
+
+
 class TimingResults(_Section):
     """Wall time, same prompts and same token counter on both sides, measured without stage synchronization."""
 
     speculative_tokens_per_second: Estimate = Field(description="num_output_tokens / wall time of the speculative run")
     baseline_tokens_per_second: Estimate = Field(description="output tokens / wall time of the target alone")
     speedup: Estimate = Field(description="speculative_tokens_per_second / baseline_tokens_per_second")
-    draft_cost_ratio: float | None = Field(
-        default=None, description="time of one draft step without catch-up / time of one target decode step"
+    draft_cost_ratio: float | None = Field(default=None, description="draft_step_s / target_forward_s: Leviathan's c")
+    predicted_speedup: float | None = Field(
+        default=None,
+        description="tokens_per_target_pass · target_step_s / (l̄ · draft_step_s + score_s(l̄) + host_s), l̄ = Σl / "
+        "num_rounds; prefill and the ends of the run, where fewer sequences run, are not in it",
     )
+    step_times: StepTimeResults | None = Field(default=None, description="null if not profiled")
     time_share: TimeShare | None = Field(default=None, description="null if stages were not timed")
     time_to_first_token: Latency | None = Field(default=None, description="admission to first token, per request")
     time_per_output_token: Latency | None = Field(default=None, description="per request, first token left out")

@@ -24,13 +24,14 @@ def compare_distributions(
 ) -> DistributionStatistics:
     """Token ids that a model lacks have logit -inf; where the target has them and the draft not, the draft's
     log-probability counts as -87 nats."""
-    draft, target = draft_logits.log_softmax(-1), target_logits.log_softmax(-1)
+    draft = draft_logits.log_softmax(-1).clamp_min(_SMALLEST_LOG_PROB)
+    target = target_logits.log_softmax(-1).clamp_min(_SMALLEST_LOG_PROB)
     target_probs = target.exp()
-    difference = target.clamp_min(_SMALLEST_LOG_PROB) - draft.clamp_min(_SMALLEST_LOG_PROB)
-    best = draft.gather(-1, target.argmax(-1, keepdim=True))
+    target_entropy = -torch.linalg.vecdot(target_probs, target)
+    best = draft_logits.gather(-1, target_logits.argmax(-1, keepdim=True))
     return DistributionStatistics(
-        draft_entropy=torch.special.entr(draft.exp()).sum(-1),
-        target_entropy=torch.special.entr(target_probs).sum(-1),
-        kl_target_draft=(target_probs * difference).sum(-1),
-        target_rank_in_draft=1 + (draft > best).sum(-1),
+        draft_entropy=-torch.linalg.vecdot(draft.exp(), draft),
+        target_entropy=target_entropy,
+        kl_target_draft=(-torch.linalg.vecdot(target_probs, draft) - target_entropy).clamp_min(0.0),
+        target_rank_in_draft=1 + (draft_logits > best).sum(-1),
     )

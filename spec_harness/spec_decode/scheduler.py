@@ -58,7 +58,7 @@ class Scheduler:
         self.blocks = blocks
         self.stats = SchedulerStats()
         self._max_num_seqs = max_num_seqs
-        self._max_proposal_len = max_proposal_len
+        self.max_proposal_len = max_proposal_len
         self._stop = stop
         self._swap = preemption == "swap"
         self._disable_above_batch = disable_above_batch
@@ -136,7 +136,7 @@ class Scheduler:
         """Takes preempted sequences back. A recomputed one catches up in its next ordinary round: no prefill."""
         while self._preempted and len(self._running) < self._max_num_seqs:
             seq = self._preempted[0]
-            slots = min(len(seq.data) + self._max_proposal_len, self._max_slots(seq.request))
+            slots = min(len(seq.data) + self.max_proposal_len, self._max_slots(seq.request))
             if blocks_for(slots, self.blocks.block_size) > self.blocks.num_free:
                 return
             self._preempted.popleft()
@@ -152,7 +152,7 @@ class Scheduler:
         taken = len(self._running)
         while self._waiting and taken + self._waiting[0].num_samples <= self._max_num_seqs:
             request = self._waiting[0]
-            slots = min(len(request.prompt_token_ids) + self._max_proposal_len + 1, self._max_slots(request))
+            slots = min(len(request.prompt_token_ids) + self.max_proposal_len + 1, self._max_slots(request))
             # Each further sample writes behind the shared prompt, so into a block of its own.
             needed = blocks_for(slots, self.blocks.block_size) + request.num_samples - 1
             if min(needed, self.blocks.num_blocks) > self.blocks.num_free:
@@ -220,7 +220,7 @@ class Scheduler:
     def _plan(self, seq: RunningSequence) -> tuple[int, SkipReason | None]:
         return plan_proposal_len(
             seq.metadata,
-            max_proposal_len=self._max_proposal_len,
+            max_proposal_len=self.max_proposal_len,
             target_max=self.worker.target.max_model_len,
             draft_max=self.worker.proposer.max_model_len,
         )

@@ -150,7 +150,8 @@ def paged_attention(
             out = _attend_eager(q, k, v, visible, scale, softcap, s_aux)
         outputs.append(out.reshape(-1, *out.shape[2:]))
     flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return (flat if paged.unpad is None else flat[paged.unpad])[None], None
+    # Contiguous like the output of transformers' own functions: some models take a view of it.
+    return (flat.contiguous() if paged.unpad is None else flat[paged.unpad])[None], None
 
 
 def _attend(

@@ -4,6 +4,7 @@ Each model gets a config of its own: setting the attention implementation change
 """
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,5 +178,7 @@ def _reason(path: str, error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     """The first line that says something: a heading that ends in a colon is followed by the line after it."""
+    if wrong := re.match(r"Unrecognized configuration class <class '[\w.]+\.(\w+)Config'>", str(error)):
+        return f"{wrong[1]} is no causal language model in transformers"
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]

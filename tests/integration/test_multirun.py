@@ -1,39 +1,19 @@
 """Sweeps: a wrong point is refused before the first job; a failing job stops no other."""
 
-import importlib.util
 import json
-import logging
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from spec_harness.__main__ import main
+from spec_harness.analysis.load import load_run
 from spec_harness.config import EvalConfig
 from spec_harness.errors import UserError
-
-HAS_ENGINE = importlib.util.find_spec("spec_harness.build") is not None
-needs_engine = pytest.mark.skipif(not HAS_ENGINE, reason="needs spec_harness.build and the packaged models")
+from tests.run_helpers import QUIET, outputs_of, status_of
 
 Jobs = list[tuple[EvalConfig, Path, str | None]]
 
-
-@pytest.fixture(autouse=True)
-def clean_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty working directory; and Hydra's log handlers, which write to the captured streams, go with the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    for handler in [handler for handler in root.handlers if handler not in handlers]:
-        root.removeHandler(handler)
-        handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("clean_process")
 
 
 @pytest.fixture
@@ -49,9 +29,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
             raise RuntimeError("logits are not finite")
         (run_dir / "status.json").write_text(json.dumps({"state": "done", "error": None}))
 
-    module = ModuleType("spec_harness.build")
-    module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "spec_harness.build", module)
+    monkeypatch.setattr("spec_harness.run.run", run)
     return calls
 
 
@@ -128,20 +106,50 @@ def test_a_sweep_written_in_a_recipe(jobs: Jobs, tmp_path: Path, capfd: pytest.C
     assert "error: job 1 of the sweep" in capfd.readouterr().err
 
 
-@needs_engine
-def test_a_real_sweep_with_a_job_that_cannot_run(tmp_path: Path) -> None:
-    arguments = ["data.limit=2", "sampling.max_new_tokens=4", "logger=none", "kv_cache.num_blocks=64,2"]
-    result = subprocess.run(
-        [sys.executable, "-m", "spec_harness", "-m", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 1
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: job 1 (")
-    assert "kv_cache.num_blocks" in last
-    (sweep_dir,) = (tmp_path / "outputs" / "multirun").iterdir()
-    states = [json.loads((sweep_dir / str(job) / "status.json").read_text())["state"] for job in (0, 1)]
-    assert states == ["done", "failed"]
+def real_sweep(*overrides: str) -> int:
+    return main(["-m", "hydra.sweep.dir=sweep", "logger=none", *QUIET, *overrides])
+
+
+def test_a_real_sweep_with_a_job_that_cannot_run(capfd: pytest.CaptureFixture[str]) -> None:
+    small = ("data.limit=2", "sampling.max_new_tokens=4", "baseline=off")
+    assert real_sweep("kv_cache.num_blocks=64,1", *small) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: job 1 (")
+    assert "kv_cache.num_blocks" in line
+    assert [status_of(Path("sweep") / job)["state"] for job in ("0", "1")] == ["done", "failed"]
+    assert not Path("sweep/1/results.json").exists()
+
+
+@pytest.mark.slow
+def test_every_job_of_a_real_sweep_tells_the_same_text(tmp_path: Path) -> None:
+    """Neither the proposal length nor the size of a block may change a greedy output."""
+    points = ("proposal.max_proposal_len=1,2,4", "kv_cache=block8,default")
+    assert real_sweep(*points, "data.limit=6", "sampling.max_new_tokens=24") == 0
+    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("results.json"))
+    assert found == [f"sweep/{job}/results.json" for job in range(6)]
+    runs = [load_run(f"sweep/{job}") for job in range(6)]
+    settings = [(run.results.config["proposal"], run.results.config["kv_cache"]) for run in runs]
+    assert [(proposal["max_proposal_len"], cache["block_size"]) for proposal, cache in settings] == [
+        (1, 8),
+        (1, 16),
+        (2, 8),
+        (2, 16),
+        (4, 8),
+        (4, 16),
+    ]
+    outputs = [outputs_of(run.directory) for run in runs]
+    assert len(outputs[0]) == 6
+    assert all(output == outputs[0] for output in outputs)
+    for short, long in zip(runs[::2], runs[1::2], strict=True):  # blocks change no proposal either
+        assert short.results.proposal == long.results.proposal
+    rounds = [run.results.proposal.num_rounds for run in runs[::2]]
+    assert rounds[0] > rounds[1] > rounds[2]
+
+
+def test_jobs_of_a_real_sweep_keep_their_files_apart() -> None:
+    small = ("data.limit=3", "sampling.max_new_tokens=4", "baseline=off")
+    assert real_sweep("proposal.max_proposal_len=1,3", *small) == 0
+    for job in ("0", "1"):
+        names = {path.name for path in (Path("sweep") / job).iterdir()}
+        assert {"results.json", "rounds.parquet", "requests.parquet", "generations.jsonl", "status.json"} <= names
+    assert [load_run(f"sweep/{job}").rounds.proposal_len.max() for job in (0, 1)] == [1, 2]

@@ -154,12 +154,17 @@ def test_caps_and_budgets_of_single_rows() -> None:
 
 def a_word_in_the_middle(text: str) -> str:
     """A word of letters that ends behind the first third of the text and before its last one."""
-    words = "".join(c if c.isascii() and c.isalpha() else " " for c in text[len(text) // 3 : 2 * len(text) // 3]).split()
+    words = "".join(
+        c if c.isascii() and c.isalpha() else " " for c in text[len(text) // 3 : 2 * len(text) // 3]
+    ).split()
     return max(words, key=len)
 
 
 def test_a_stop_string_ends_a_text_with_the_token_that_completes_it() -> None:
-    rows = [{"id": "a", "prompt": "import os\nimport sys\n\n\ndef main("}, {"id": "b", "prompt": "class Node:\n    def"}]
+    rows = [
+        {"id": "a", "prompt": "import os\nimport sys\n\n\ndef main("},
+        {"id": "b", "prompt": "class Node:\n    def"},
+    ]
     assert evaluate(rows, "sampling.max_new_tokens=40", "baseline=off") == 0
     free = {row["request_id"]: row for row in generations_of(Path("run"))}
     stop = a_word_in_the_middle(free["a"]["text"])

@@ -1,0 +1,189 @@
+"""The step-time micro-profile: what one draft step, one target step and one scoring pass take at the run's batch size.
+
+Measured apart from the run, so that waiting for the device between stages does not slow what is being measured: warm,
+device synchronized, medians. From these times and the run's acceptance follows the speed-up that the cost model
+predicts (Leviathan et al., 2023, section 3.3, with scoring and host time of their own): a measured speed-up far from it
+says that something else than acceptance and step times decides.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+
+from spec_harness.kv_cache.block_manager import blocks_for
+from spec_harness.sequence import SamplingParams, SequenceMetadata
+from spec_harness.spec_decode.draft_model_proposer import DraftModelTop1Proposer
+from spec_harness.spec_decode.engine import EngineSettings, NgramSettings, build_scheduler
+from spec_harness.spec_decode.interfaces import SpeculativeProposals
+from spec_harness.spec_decode.running import Request
+from spec_harness.spec_decode.scheduler import Scheduler
+from spec_harness.spec_decode.stopping import StopCriteria
+from spec_harness.spec_decode.target_scorer import TargetScorer
+from spec_harness.worker.model_loader import LoadedModel
+
+_WARM_UP, _REPEATS = 3, 15  # engine steps, or calls, of each kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds, medians, for a batch of ``batch`` sequences of ``context_len`` tokens."""
+
+    batch: int
+    context_len: int
+    target_step_s: float  # one step of the baseline's engine: a target forward, sampling, commit
+    target_forward_s: float  # the target's forward in it
+    draft_step_s: float  # one draft step without catch-up; for n-gram proposals, one token's share of the look-up
+    score_s: list[float]  # [l]: scoring proposals of l tokens, l = 0 ... k
+    host_s: float  # the rest of a speculative step: verification, commit, scheduling
+
+    def predicted_speedup(self, tokens_per_target_pass: float, mean_proposal_len: float) -> float:
+        """tokens_per_target_pass * t_target / (l * t_draft + t_score(l) + t_host), l the mean proposal length."""
+        low = min(int(mean_proposal_len), len(self.score_s) - 1)
+        high = min(low + 1, len(self.score_s) - 1)
+        score = self.score_s[low] + (mean_proposal_len - low) * (self.score_s[high] - self.score_s[low])
+        step = mean_proposal_len * self.draft_step_s + score + self.host_s
+        return tokens_per_target_pass * self.target_step_s / step
+
+    @property
+    def draft_cost_ratio(self) -> float:
+        """Leviathan's c: one draft step / one target forward."""
+        return self.draft_step_s / self.target_forward_s
+
+
+@torch.inference_mode()
+def measure_steps(
+    target: LoadedModel,
+    draft: LoadedModel | NgramSettings,
+    settings: EngineSettings,
+    prompts: Sequence[Sequence[int]],
+    *,
+    batch: int,
+) -> StepTimes | None:
+    """Runs the baseline's engine and the speculative one on ``batch`` of the prompts, then single stages.
+
+    ``None`` if the target's maximum length leaves no room for that.
+    """
+    room = (_WARM_UP + _REPEATS + 1) * (settings.max_proposal_len + 1) + 2  # tokens that the measured steps may emit
+    if target.max_model_len <= room + 1:
+        return None
+    chosen = [list(prompts[i % len(prompts)][: target.max_model_len - room]) for i in range(batch)]
+    longest = max(map(len, chosen)) + room
+    roomy = replace(
+        settings,
+        num_blocks=batch * blocks_for(longest, settings.block_size),
+        num_host_blocks=0,
+        max_num_seqs=batch,
+        disable_above_batch=None,
+    )
+    requests = [_request(i, prompt, room) for i, prompt in enumerate(chosen)]
+    baseline = build_scheduler(target, None, roomy, StopCriteria(_no_text))
+    target_step, _ = _steps(baseline, requests)
+    speculative = build_scheduler(target, draft, roomy, StopCriteria(_no_text))
+    step, stages = _steps(speculative, requests)
+    rows = [seq.metadata for seq in speculative.running]
+    score = _score_times(speculative, rows, target.vocab_size)
+    return StepTimes(
+        batch=batch,
+        context_len=sum(len(row.data) for row in rows) // max(1, len(rows)),
+        target_step_s=target_step,
+        target_forward_s=score[0],
+        draft_step_s=_draft_step(speculative, rows, stages["propose"]),
+        score_s=score,
+        host_s=max(0.0, step - stages["propose"] - stages["score"]),
+    )
+
+
+def _no_text(token_ids: list[int]) -> str:
+    return ""
+
+
+def _request(index: int, prompt: list[int], max_new_tokens: int) -> Request:
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=index)
+    return Request(request_id=f"profile-{index}", prompt="", prompt_token_ids=prompt, sampling=params)
+
+
+def _steps(engine: Scheduler, requests: Sequence[Request]) -> tuple[float, dict[str, float]]:
+    """Median seconds of a step with every request running, and of its stages."""
+    for request in requests:
+        engine.add(request)
+    for _ in range(_WARM_UP):
+        engine.step()
+    walls, stages = [], []
+    before = engine.worker.timer.seconds()
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        engine.step()
+        walls.append(time.perf_counter() - began)
+        after = engine.worker.timer.seconds()
+        stages.append({name: after[name] - before.get(name, 0.0) for name in after})
+        before = after
+    names = set().union(*stages)
+    return median(walls), {name: median(stage.get(name, 0.0) for stage in stages) for name in names}
+
+
+def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], propose_s: float) -> float:
+    """One draft step, from multi-step calls that have nothing to catch up."""
+    proposer = engine.worker.proposer
+    k = engine.max_proposal_len
+    if not isinstance(proposer, DraftModelTop1Proposer):
+        return propose_s / max(1, k)
+    worker = proposer.worker
+    lens = [min(k, worker.max_model_len + 1 - len(row.data)) for row in rows]
+    fitting = [row for row, length in zip(rows, lens, strict=True) if length == k]
+    if not fitting:
+        return propose_s / max(1, k)
+
+    def call() -> None:
+        for row in fitting:
+            worker.rewind(row.seq_id, len(row.data))
+        worker.execute_model_multi_step(_with_room(engine, fitting, k), k)
+
+    return _time(call, worker.runner.device) / k
+
+
+def _score_times(engine: Scheduler, rows: Sequence[SequenceMetadata], vocab_size: int) -> list[float]:
+    """Seconds of a scoring forward by proposal length, 0 ... k."""
+    target, k = engine.worker.target, engine.max_proposal_len
+    scorer, device = TargetScorer(target), target.runner.device
+    times = []
+    for length in range(k + 1):
+        ids = torch.tensor([row.data.token_ids[-1:] * length for row in rows], device=device).view(len(rows), length)
+        probs = torch.zeros(len(rows), length, vocab_size, device=device)
+        proposals = SpeculativeProposals(ids, probs, torch.full((len(rows),), length))
+
+        def call(proposals: SpeculativeProposals = proposals, length: int = length) -> None:
+            for row in rows:
+                target.rewind(row.seq_id, len(row.data))
+            scorer.score(_with_room(engine, rows, length), proposals)
+
+        times.append(_time(call, device))
+    return times
+
+
+def _with_room(engine: Scheduler, rows: Sequence[SequenceMetadata], length: int) -> list[SequenceMetadata]:
+    ready = []
+    for row in rows:
+        engine.blocks.grow(row.seq_id, len(row.data) + length)
+        ready.append(replace(row, block_table=engine.blocks.block_table(row.seq_id)))
+    return ready
+
+
+def _time(call: Callable[[], None], device: torch.device) -> float:
+    """Median seconds of ``call``, warm, the device idle before and after."""
+    seconds = []
+    for repeat in range(_WARM_UP + _REPEATS):
+        _synchronize(device)
+        began = time.perf_counter()
+        call()
+        _synchronize(device)
+        if repeat >= _WARM_UP:
+            seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
