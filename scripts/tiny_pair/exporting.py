@@ -146,12 +146,14 @@ def training_lines(role: str, counts: dict[str, dict[str, Any]]) -> list[str]:
             f"rest, learning rate linearly to zero, residual dropout 0.1, crops of 256 and 512. "
             f"Cuts at top-level definitions: {cuts}."
         ]
-    lines = [f"- **Training.** Distilled from the target: first its distribution on training text, {run('draft-text')}"]
+    lines = [
+        f"- **Training.** Distilled from the target, whose embeddings it starts from: first the target's distribution on training text, {run('draft-text')}"
+    ]
     if "draft" in counts:
         lines[0] += (
             f"; then its own greedy continuations of training-text prompts, {run('draft')}, out "
             f"of {counts['generate']['tokens']:,} generated tokens, a text batch after every "
-            "fourth"
+            f"{counts['generate']['text_every']}th"
         )
     lines[0] += "."
     return lines

@@ -52,6 +52,15 @@ def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
         layer.mlp.down_proj.register_forward_hook(drop)
 
 
+@torch.no_grad()
+def start_from_embeddings(draft: LlamaForCausalLM, target: LlamaForCausalLM, *, deviation: float) -> None:
+    """The target's embeddings on their leading directions, scaled: the draft need not learn which tokens are alike."""
+    taught = target.model.embed_tokens.weight.detach()
+    directions = torch.linalg.svd(taught, full_matrices=False).Vh[: draft.config.hidden_size]
+    projected = taught @ directions.T
+    draft.model.embed_tokens.weight.copy_(projected * (deviation / projected.std()))
+
+
 def parameter_count(model: nn.Module) -> int:
     """Tied embeddings count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -19,13 +19,13 @@ from tiny_pair.data import (
 from tiny_pair.distillation import DraftModule, MixedBatches
 from tiny_pair.generation import PromptCutter, generate_shards, load_shards
 from tiny_pair.measuring import compare_on_text, greedy_acceptance
-from tiny_pair.models import add_dropout, build_model, draft_config, target_config
+from tiny_pair.models import add_dropout, build_model, draft_config, start_from_embeddings, target_config
 from tiny_pair.training import TargetModule, TimedModule, fit, load_weights, saved_counts
 
 # Half of the steps see 256 positions, half 512: prompt and continuation stay below 400.
 TARGET_SHAPES = ((16, 256), (8, 512))
 DRAFT_SHAPES = ((10, 384),)
-TEXT_EVERY = 4
+TEXT_EVERY = 12  # a text batch costs as much as several greedy ones
 
 
 def load_tokenizer(arguments: Namespace) -> PreTrainedTokenizerFast:
@@ -123,7 +123,9 @@ def draft_stage(arguments: Namespace) -> None:
         )
         fit(module, batches, folder=folder, checkpoint_steps=200)
 
-    train("draft-text", arguments.draft_text_minutes, build_model(draft_config(), seed=1), None)
+    draft = build_model(draft_config(), seed=1)
+    start_from_embeddings(draft, target, deviation=0.05)
+    train("draft-text", arguments.draft_text_minutes, draft, None)
     if (arguments.work_dir / "greedy").exists():
         train("draft", arguments.draft_minutes, build_model(draft_config(), seed=1), "draft-text")
 
@@ -145,7 +147,8 @@ def export_stage(arguments: Namespace) -> None:
         return
     if "draft" in counts:
         shards = load_shards(work / "greedy")
-        counts["generate"] = {"tokens": sum(int(part.valid.sum()) for part in shards)}
+        tokens = sum(int(part.valid.sum()) for part in shards)
+        counts["generate"] = {"tokens": tokens, "text_every": TEXT_EVERY}
     exporting.export_model(draft, tokenizer, folder / "draft")
 
     target = exporting.load_exported(folder / "target")
