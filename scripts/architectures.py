@@ -23,7 +23,8 @@ TEXT = """# Which models run
 Any causal language model of transformers runs whose attention goes through its `AttentionInterface` and keeps keys and
 values only. Every model is checked when it is loaded, the families below and all others alike: which layers call the
 attention function, how often, with which masks, and whether a prefill and three decode steps on the paged cache give
-the model's own logits. What does not pass is refused by name, with exit code 2; nothing is measured wrong in silence.
+the model's own logits (up to 512 tokens of a run's own prompts, or 40 random ones). What does not pass is refused by
+name, with exit code 2. What begins only beyond the tokens compared must show in the config or in the masks.
 
 The tables are written by
 
@@ -36,10 +37,11 @@ from tiny models with random weights (float32, CPU) of the configs in `tests/arc
 
 ## Runs
 
-Largest difference between logits on the paged cache and the model's own, as a share of the largest |logit|: {count}
-sequences of {lengths} tokens in blocks of {block_size}, fed together in prefills, single tokens and chunks of several,
-with shuffled block tables. Windows are {window} tokens wide. Each family also decoded greedily through the whole engine
-with itself as draft (k = 3): the tokens were those of `generate`, and every proposal was accepted.
+Largest difference between logits on the paged cache and the model's own, absolute and as a share of the largest
+|logit|: {count} sequences of {lengths} tokens in blocks of {block_size}, fed together in prefills, single tokens and
+chunks of several, with shuffled block tables. Windows are {window} tokens wide. Each family also decoded greedily
+through the whole engine with itself as draft (k = 3): the tokens were those of `generate`, and every proposal was
+accepted.
 
 | Family | Shown here | Largest difference | Relative |
 |---|---|---|---|

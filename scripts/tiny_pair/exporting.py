@@ -147,7 +147,8 @@ def training_lines(role: str, counts: dict[str, dict[str, Any]]) -> list[str]:
             f"Cuts at top-level definitions: {cuts}."
         ]
     lines = [
-        f"- **Training.** Distilled from the target, whose embeddings it starts from: first the target's distribution on training text, {run('draft-text')}"
+        f"- **Training.** Distilled from the target, whose embeddings it starts from: first "
+        f"the target's distribution on training text, {run('draft-text')}"
     ]
     if "draft" in counts:
         lines[0] += (

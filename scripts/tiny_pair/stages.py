@@ -124,7 +124,7 @@ def draft_stage(arguments: Namespace) -> None:
         fit(module, batches, folder=folder, checkpoint_steps=200)
 
     draft = build_model(draft_config(), seed=1)
-    start_from_embeddings(draft, target, deviation=0.05)
+    start_from_embeddings(draft, target, deviation=0.1)
     train("draft-text", arguments.draft_text_minutes, draft, None)
     if (arguments.work_dir / "greedy").exists():
         train("draft", arguments.draft_minutes, build_model(draft_config(), seed=1), "draft-text")

@@ -134,6 +134,12 @@ def test_an_impossible_random_config_is_refused(config: dict[str, object]) -> No
         build_random(config, where="draft", device=CPU, dtype="float32", seed=0)
 
 
+def test_what_is_no_causal_language_model_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "t5", "architectures": ["T5Model"]}))
+    assert refused(folder).endswith("T5 is no causal language model in transformers")
+
+
 def test_a_config_that_cannot_be_is_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 5}))
