@@ -16,10 +16,13 @@ from spec_harness.build import Evaluation, build
 from spec_harness.config import EvalConfig
 from spec_harness.evaluation.baseline import judge_all, record_key
 from spec_harness.evaluation.breakdowns import breakdowns
+from spec_harness.evaluation.counts import counts_by_request
+from spec_harness.evaluation.estimates import proposal_results
 from spec_harness.evaluation.identities import check_identities
 from spec_harness.evaluation.integrity import SIZES, require, run_gate
-from spec_harness.evaluation.metrics import counts_by_request
+from spec_harness.evaluation.markdown import write_report
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
+from spec_harness.evaluation.notes import notes
 from spec_harness.evaluation.profile import StepTimes, measure_steps
 from spec_harness.evaluation.progress import EvalProgress
 from spec_harness.evaluation.provenance import model_identity, provenance
@@ -28,10 +31,9 @@ from spec_harness.evaluation.results import (
     BaselineEquality,
     Check,
     RunResults,
-    proposal_results,
     write_results,
 )
-from spec_harness.evaluation.run_files import RunFiles, StatusFile
+from spec_harness.evaluation.run_files import RunFiles, StatusFile, write_token_texts
 from spec_harness.evaluation.summary import print_summary
 from spec_harness.evaluation.tracking import RunningFigures, finish, log_results, make_loggers
 from spec_harness.models import model_name, quiet_transformers
@@ -84,7 +86,10 @@ def _evaluate(
         evaluation.target.model.to(device)  # type: ignore[arg-type]  # Lightning moves models to the CPU at the end
         results = _results(config, evaluation, gate, module, files, started, time.perf_counter() - began)
     write_results(run_dir / "results.json", results)
-    log_results(loggers, results)
+    write_report(run_dir / "report.md", results)
+    records, encoder = evaluation.passes[0].records, evaluation.conversations.encoder
+    texts = write_token_texts(run_dir / "token_texts.json", records, encoder.token_text)
+    log_results(loggers, results, records, texts)
     equality = results.integrity.baseline_equality
     if equality is not None and equality.fault:
         raise BaselineFaultError(
@@ -144,7 +149,7 @@ def _results(
         expected_ids=[request.request_id for request in evaluation.requests for _ in range(request.num_samples)]
         + module.follow_ups,
     )
-    return RunResults(
+    results = RunResults(
         status="done",
         mode="run",
         config=asdict(config),
@@ -165,6 +170,7 @@ def _results(
         breakdowns=breakdowns(first.records, max_proposal_len=k),
         notes=[*evaluation.notes, *evaluation.conversations.notes(), *_vocabulary_notes(first)],
     )
+    return results.model_copy(update={"notes": [*results.notes, *notes(results, first.records)]})
 
 
 def _step_times(evaluation: Evaluation) -> StepTimes | None:

@@ -1,36 +1,84 @@
-"""Reading the files of finished runs. No torch, no Lightning: a notebook on a laptop is enough."""
+"""Reading the files of finished runs into frames. No torch, no Lightning: a notebook on a laptop is enough."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 
+from spec_harness.analysis.jobs import Job, find_jobs, read_run
 from spec_harness.errors import UserError
-from spec_harness.evaluation.results import RunResults, read_results
+from spec_harness.evaluation.results import Estimate, RunResults
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run's directory, read. The columns of the frames are those of the files, see the README."""
+    """One run's directory. The columns of the frames are those of the files, see the README."""
 
     directory: Path
     results: RunResults
-    requests: pd.DataFrame  # one row a sequence
-    rounds: pd.DataFrame  # one row a sequence and round
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a sequence."""
+        return _frame(self.directory / "requests.parquet")
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row a sequence and round."""
+        return _frame(self.directory / "rounds.parquet")
 
     def generations(self) -> list[dict[str, Any]]:
         """The rows of generations.jsonl: prompts and outputs, as text and as token ids."""
-        lines = (self.directory / "generations.jsonl").read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines if line]
+        path = self.directory / "generations.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+            return [json.loads(line) for line in lines if line]
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The jobs of a sweep: those with results, and the others with the reason."""
+
+    directory: Path
+    runs: list[Run]
+    failures: list[Job]
+    jobs: pd.DataFrame  # one row a job, see load_sweep
 
 
 def load_run(directory: str | Path) -> Run:
-    """Reads one run. Raises ``UserError`` if a file is missing or of another schema."""
+    """Reads one run. Raises ``UserError`` if a file is missing, cut off or of another schema."""
     folder = Path(directory)
-    results = read_results(folder / "results.json")
-    return Run(folder, results, _frame(folder / "requests.parquet"), _frame(folder / "rounds.parquet"))
+    results = read_run(folder)
+    for name in ("requests.parquet", "rounds.parquet"):
+        try:
+            pq.read_metadata(folder / name)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder / name}: cannot be read: {error}") from error
+    return Run(folder, results)
+
+
+def load_sweep(directory: str | Path) -> Sweep:
+    """Reads all jobs below ``directory``. Raises ``UserError`` if there is none.
+
+    The frame's columns: ``job``, ``state`` and ``error``; one for each key of the command lines (a value as configured,
+    or the name of an option); every single figure of the sections proposal and timing, an estimate as three columns
+    ``name``, ``name_low`` and ``name_high`` (its 95 % interval). What is not known is missing (NaN).
+    """
+    folder = Path(directory)
+    jobs = find_jobs(folder)
+    rows = [
+        {"job": job.name, "state": job.state, "error": job.error} | _settings(job) | _figures(job.results)
+        for job in jobs
+    ]
+    runs = [Run(job.directory, job.results) for job in jobs if job.results is not None]
+    return Sweep(folder, runs, [job for job in jobs if job.results is None], pd.DataFrame(rows))
 
 
 def latest_run(outputs: str | Path = "outputs") -> Path:
@@ -39,6 +87,33 @@ def latest_run(outputs: str | Path = "outputs") -> Path:
     if not found:
         raise UserError(f"{outputs}: no finished run; make one with spec-eval")
     return found[-1].parent
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    """The job's overrides; with the configured value, which has a type, where the key leads to one."""
+    config = {} if job.results is None else job.results.config
+    return {key: _configured(config, key, text) for key, text in job.overrides.items()}
+
+
+def _configured(config: Mapping[str, Any], key: str, text: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part, {}) if isinstance(value, Mapping) else {}
+    return text if isinstance(value, Mapping | list) else value
+
+
+def _figures(results: RunResults | None) -> dict[str, Any]:
+    if results is None:
+        return {}
+    row: dict[str, Any] = {}
+    for section in (results.proposal, results.timing):
+        for name, value in [] if section is None else section:
+            if isinstance(value, Estimate):
+                low, high = value.ci95 or (None, None)
+                row |= {name: value.value, f"{name}_low": low, f"{name}_high": high}
+            elif isinstance(value, int | float):
+                row[name] = value
+    return row
 
 
 def _frame(path: Path) -> pd.DataFrame:

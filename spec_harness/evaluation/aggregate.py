@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torchmetrics import Metric
 
-from spec_harness.evaluation.metrics import ProposalCounts
+from spec_harness.evaluation.counts import ProposalCounts
 from spec_harness.spec_decode.records import RoundRecord
 
 
 class ProposalMetric(Metric):
-    """Carries every sum of ``ProposalCounts`` as one sum-reduced state (int64; the one float sum as float64).
+    """Carries every sum of ``ProposalCounts`` as one sum-reduced state (int64; sums of floats as float64).
 
     Means of per-rank rates are wrong when ranks hold different numbers of rounds; sums are right. Call ``update``
     once per batch of finished requests rather than once a round: each call adds one small tensor per state.

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from spec_harness.evaluation.metrics import ProposalCounts, counts_by_request
-from spec_harness.evaluation.results import Breakdowns, ProposalResults, proposal_results
+from spec_harness.evaluation.counts import ProposalCounts, counts_by_request
+from spec_harness.evaluation.estimates import proposal_results
+from spec_harness.evaluation.results import Breakdowns, ProposalResults
 from spec_harness.spec_decode.records import RequestRecord, RoundRecord
 
 

@@ -61,6 +61,16 @@ class PromptEncoder:
         assert isinstance(text, str)
         return text
 
+    def token_text(self, token_id: int) -> str:
+        """What one token says inside a text; special tokens by their name. Part of a character is a question mark.
+
+        Behind another token, since some tokenizers drop the space before a text's first.
+        """
+        before = self.tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+        texts = [self.tokenizer.decode(ids, skip_special_tokens=False) for ids in (before, [*before, token_id])]
+        assert all(isinstance(text, str) for text in texts)
+        return str(texts[1][len(texts[0]) :])
+
     def _request(self, row: PromptRow, turn: int, prompt: str | list[Message]) -> Request:
         if isinstance(prompt, str):
             text, token_ids = prompt, self.tokenizer(prompt)["input_ids"]

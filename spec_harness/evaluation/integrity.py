@@ -1,12 +1,13 @@
 """The integrity gate: before anything is measured, the engine proves itself on the run's own models, dtype and prompts.
 
 Speculative decoding hides its bugs: the output stays right while acceptance silently drops. So a few prompts are run
-through the real engine (greedily, whatever the run's sampling) and four things are asked of it that a broken one cannot
+through the real engine (greedily, whatever the run's sampling) and things are asked of it that a broken one cannot
 give.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isfinite
 
 import torch
 
@@ -55,51 +56,56 @@ def run_gate(
     prompts: Sequence[Sequence[int]],
 ) -> list[Check]:
     """The checks with their figures. Nothing here uses a table, a position or a cache that the engine computed for
-    itself where another way to it exists."""
-    requests = _requests(size, target, prompts)
+    itself where another way to it exists. Without a ``draft`` model the target is tried alone.
+
+    If the KV caches are not what they should be, the engine is stopped there, and what it says is not judged.
+    """
+    requests = _requests(size, [target] if draft is None else [target, draft], prompts)
     if not requests:
         return []
-    watched = _Watch(_engine(target, draft, settings, requests))
-    records = watched.run(requests)
-    outside = max(_largest_deficit(target, record) for record in records)
-    checks = [
-        _check(
-            "KV cache against a fresh prefill (share of the largest value)", watched.kv_error, _kv_tolerance(target)
-        ),
-        _check("tokens computed in each KV cache after a round (deviation)", watched.bookkeeping_error, 0.0),
-        _check("greedy output against dense logits (margin lost)", outside, target.check.tie_tolerance),
-    ]
+    watch = _Watch()
+    records = watch.run(_engine(target, draft, settings, requests), requests)
+    # A draft may never be accepted in full, which leaves more to catch up than a rejection: the target's own is.
+    own = [] if draft is None else watch.run(_engine(target, target, settings, requests), requests, own_draft=True)
+    checks = watch.checks({"target": target} | ({} if draft is None else {"draft": draft}))
+    if watch.broken:
+        return checks
+    lost = max(_margin_lost(target, target, r.prompt_token_ids, r.token_ids) for r in records)
+    checks.append(_check("greedy output against dense logits (margin lost)", lost, target.check.tie_tolerance))
     if draft is not None:
-        own = _Watch(_engine(target, target, settings, requests)).run(requests)
-        rejections = max((_largest_rejected_margin(target, record) for record in own), default=0.0)
-        checks.append(
-            _check("target as its own draft (largest margin of a rejection)", rejections, target.check.tie_tolerance)
-        )
+        drafted = max((_margin_lost_by_draft(draft, target, record) for record in records), default=0.0)
+        rejected = max((_largest_rejected_margin(target, record) for record in own), default=0.0)
+        checks += [
+            _check("proposals against the draft's dense logits (margin lost)", drafted, draft.check.tie_tolerance),
+            _check("target as its own draft (largest margin of a rejection)", rejected, target.check.tie_tolerance),
+        ]
     return checks
 
 
 def require(checks: Sequence[Check]) -> None:
     """Raises ``IntegrityError`` that names the failed checks and their figures."""
-    failed = [c for c in checks if c.verdict == "fail"]
+    failed = [f"{c.name}: {c.figure:.3g}, allowed {c.tolerance:.3g}" for c in checks if c.verdict == "fail"]
     if failed:
-        raise IntegrityError("; ".join(f"{c.name}: {c.figure:.3g}, allowed {c.tolerance:.3g}" for c in failed))
+        raise IntegrityError("; ".join(failed))
 
 
-def _check(name: str, figure: float, tolerance: float) -> Check:
+def _check(name: str, figure: float | None, tolerance: float) -> Check:
+    """``None``: there was nothing to measure."""
+    if figure is None:
+        return Check(name=name, figure=None, tolerance=tolerance, verdict="skipped")
     return Check(name=name, figure=figure, tolerance=tolerance, verdict="pass" if figure <= tolerance else "fail")
 
 
-def _kv_tolerance(model: LoadedModel) -> float:
-    return _KV_TOLERANCE[model.dtype]
-
-
-def _requests(size: GateSize, target: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[Request]:
-    requests = []
-    for index, prompt in enumerate(prompts[: size.num_prompts]):
-        kept = list(prompt[: min(size.longest_prompt, target.max_model_len - 2)])
-        params = SamplingParams(max_new_tokens=size.num_tokens)
-        requests.append(Request(request_id=f"gate-{index}", prompt="", prompt_token_ids=kept, sampling=params))
-    return requests
+def _requests(size: GateSize, models: Sequence[LoadedModel], prompts: Sequence[Sequence[int]]) -> list[Request]:
+    """Prompts are cut so that the whole output fits every model where it can: a draft past its maximum proves
+    nothing."""
+    room = min(model.max_model_len for model in models) - 1
+    longest = max(1, min(size.longest_prompt, room - min(size.num_tokens, room // 2)))
+    params = SamplingParams(max_new_tokens=size.num_tokens)
+    return [
+        Request(request_id=f"gate-{index}", prompt="", prompt_token_ids=list(prompt[:longest]), sampling=params)
+        for index, prompt in enumerate(prompts[: size.num_prompts])
+    ]
 
 
 def _engine(
@@ -122,34 +128,57 @@ def _engine(
 
 
 class _Watch:
-    """Runs an engine and looks into its caches after every step."""
+    """Runs engines and looks into their caches after every step; figures by the role of the model."""
 
-    def __init__(self, engine: Scheduler) -> None:
-        self._engine = engine
-        self.kv_error = 0.0
-        self.bookkeeping_error = 0.0
+    def __init__(self) -> None:
+        self._kv_error: dict[str, float] = {}
+        self._deviation: dict[str, float] = {}
 
-    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+    @property
+    def broken(self) -> bool:
+        """An engine whose bookkeeping is wrong may not be able to go on."""
+        return any(self._deviation.values())
+
+    def run(self, engine: Scheduler, requests: Sequence[Request], *, own_draft: bool = False) -> list[RequestRecord]:
+        """The records of the finished requests: all of them, unless something is ``broken``."""
         for request in requests:
-            self._engine.add(request)
+            engine.add(request)
         records: list[RequestRecord] = []
-        while self._engine.num_unfinished:
-            records += self._engine.step()
-            for seq in self._engine.running:
-                self._look(seq)
+        while engine.num_unfinished and not self.broken:
+            records += engine.step()
+            for seq in engine.running:
+                self._look(engine, seq, "target" if own_draft else "draft")
         return records
 
-    def _look(self, seq: RunningSequence) -> None:
-        proposer, target = self._engine.worker.proposer, self._engine.worker.target
-        table = self._engine.blocks.block_table(seq.seq_id)
-        expected = {target: len(seq.data) - 1}
+    def _look(self, engine: Scheduler, seq: RunningSequence, drafting: str) -> None:
+        table = engine.blocks.block_table(seq.seq_id)
+        self._compare("target", engine.worker.target, seq, table, len(seq.data) - 1)
+        proposer = engine.worker.proposer
         if isinstance(proposer, DraftModelTop1Proposer) and seq.rounds and seq.rounds[-1].proposal_len:
             last = seq.rounds[-1]
             # Fed up to the last token but one of the proposal; of that, what was accepted counts.
-            expected[proposer.worker] = last.context_len + min(last.proposal_len - 1, last.num_accepted)
-        for worker, count in expected.items():
-            self.bookkeeping_error = max(self.bookkeeping_error, abs(worker.num_computed(seq.seq_id) - count))
-            self.kv_error = max(self.kv_error, _kv_error(worker, seq.data.token_ids[:count], table))
+            computed = last.context_len + min(last.proposal_len - 1, last.num_accepted)
+            self._compare(drafting, proposer.worker, seq, table, computed)
+
+    def _compare(self, role: str, worker: Worker, seq: RunningSequence, table: list[int], computed: int) -> None:
+        deviation = abs(worker.num_computed(seq.seq_id) - computed)
+        error = _kv_error(worker, seq.data.token_ids[:computed], table)
+        self._deviation[role] = max(self._deviation.get(role, 0.0), deviation)
+        self._kv_error[role] = max(self._kv_error.get(role, 0.0), error if isfinite(error) else inf)
+
+    def checks(self, models: Mapping[str, LoadedModel]) -> list[Check]:
+        return [
+            check
+            for role, model in models.items()
+            for check in (
+                _check(
+                    f"{role}: KV cache against a fresh prefill (share of the largest value)",
+                    self._kv_error.get(role),
+                    _KV_TOLERANCE[model.dtype],
+                ),
+                _check(f"{role}: tokens in the KV cache after a round (deviation)", self._deviation.get(role), 0.0),
+            )
+        ]
 
 
 def _kv_error(worker: Worker, token_ids: list[int], block_table: list[int]) -> float:
@@ -172,16 +201,19 @@ def _kv_error(worker: Worker, token_ids: list[int], block_table: list[int]) -> f
     return max(errors)
 
 
-def _largest_deficit(target: LoadedModel, record: RequestRecord) -> float:
-    """How far an emitted token's logit lies below the best one, at worst, by the dense model given the tokens before
-    it.
+def _margin_lost(model: LoadedModel, target: LoadedModel, context: list[int], chosen: list[int]) -> float:
+    """How far the logit of a token ``chosen`` behind ``context`` lies below the best one, at worst, by the dense
+    ``model`` given the tokens before it. Within the tie tolerance it was the greedy choice."""
+    known = [min(token, model.vocab_size - 1) for token in context + chosen]  # what a model lacks, see ModelRunner
+    logits = dense_logits(model.model, known)[len(context) - 1 : -1, : target.vocab_size].float()
+    taken = logits.gather(-1, torch.tensor(chosen, device=logits.device)[:, None]).squeeze(-1)
+    return float((logits.max(-1).values - taken).max())
 
-    If it is within the tie tolerance everywhere, the output is the greedy one up to ties.
-    """
-    logits = dense_logits(target.model, record.prompt_token_ids + record.token_ids)
-    logits = logits[len(record.prompt_token_ids) - 1 : -1].float()
-    chosen = logits.gather(-1, torch.tensor(record.token_ids, device=logits.device)[:, None]).squeeze(-1)
-    return float((logits.max(-1).values - chosen).max())
+
+def _margin_lost_by_draft(draft: LoadedModel, target: LoadedModel, record: RequestRecord) -> float:
+    text = record.prompt_token_ids + record.token_ids
+    proposals = ((text[: row.context_len], row.draft_token_ids) for row in record.rounds if row.proposal_len)
+    return max((_margin_lost(draft, target, context, drafted) for context, drafted in proposals), default=0.0)
 
 
 def _largest_rejected_margin(target: LoadedModel, record: RequestRecord) -> float:

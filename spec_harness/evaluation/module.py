@@ -112,7 +112,6 @@ class SpecDecodeEvalModule(LightningModule):
             self._step(scheduler)
         scheduler.blocks.check_integrity()
         current.stage_s = scheduler.worker.timer.seconds()
-        current.stats = scheduler.stats
         current.blocks_peak = scheduler.blocks.peak_allocated
         current.blocks_total = scheduler.blocks.total_allocated
         current.draft_mass_outside = scheduler.worker.proposer.mass_outside_vocab
@@ -120,6 +119,7 @@ class SpecDecodeEvalModule(LightningModule):
 
     def _step(self, scheduler: Scheduler) -> None:
         current = self.passes[self._current]
+        current.stats = scheduler.stats  # the same object: it counts on
         began = time.perf_counter()  # a step ends with a copy to the host, so the device's work is in it
         finished = scheduler.step()
         current.wall_s += time.perf_counter() - began

@@ -150,7 +150,8 @@ def _score_times(engine: Scheduler, rows: Sequence[SequenceMetadata], vocab_size
     scorer, device = TargetScorer(target), target.runner.device
     times = []
     for length in range(k + 1):
-        ids = torch.tensor([row.data.token_ids[-1:] * length for row in rows], device=device).view(len(rows), length)
+        last = [row.data.token_ids[-1:] * length for row in rows]
+        ids = torch.tensor(last, dtype=torch.int64, device=device).view(len(rows), length)
         probs = torch.zeros(len(rows), length, vocab_size, device=device)
         proposals = SpeculativeProposals(ids, probs, torch.full((len(rows),), length))
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal, cast
 
+from spec_harness.evaluation.counts import ProposalCounts
 from spec_harness.evaluation.intervals import Bootstrap
-from spec_harness.evaluation.metrics import ProposalCounts
 from spec_harness.evaluation.module import Pass
 from spec_harness.evaluation.profile import StepTimes
 from spec_harness.evaluation.results import (

@@ -4,17 +4,14 @@ A value that was not or could not be measured is ``null``, never 0. Symbols as i
 """
 
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from spec_harness.errors import UserError
-from spec_harness.evaluation.intervals import Bootstrap
-from spec_harness.evaluation.metrics import RATIOS, ProposalCounts, compute
 from spec_harness.spec_decode.records import SkipReason
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -218,38 +215,6 @@ class RunResults(_Section):
     kv: KVResults | None = Field(description="null where the mode has no KV cache")
     breakdowns: Breakdowns = Field(default_factory=Breakdowns, description="the proposal section, by group of requests")
     notes: list[str] = Field(default_factory=list, description="what a reader must know to read the figures right")
-
-
-def proposal_results(counts: ProposalCounts, per_request: Collection[ProposalCounts]) -> ProposalResults:
-    """The proposal section of pooled ``counts``; an estimate's n counts the requests with a value of their own."""
-    section: dict[str, object] = {"num_requests": len(per_request)}
-    bootstrap = Bootstrap(len(per_request))
-    for name, value in asdict(compute(counts, per_request)).items():
-        if name not in RATIOS:
-            section[name] = value
-        elif isinstance(value, list):
-            section[name] = [_estimate(name, x, per_request, bootstrap, i) for i, x in enumerate(value)]
-        else:
-            section[name] = _estimate(name, value, per_request, bootstrap, None)
-    return ProposalResults.model_validate(section)
-
-
-def _estimate(
-    name: str,
-    value: float | None,
-    per_request: Collection[ProposalCounts],
-    bootstrap: Bootstrap,
-    position: int | None,
-) -> Estimate:
-    metric = RATIOS[name]
-    pairs: list[tuple[Any, Any]] = [(metric.numerator(own), metric.denominator(own)) for own in per_request]
-    if position is not None:
-        pairs = [(above[position], below[position]) for above, below in pairs]
-    n = sum(below > 0 for _, below in pairs)
-    if value is None or not pairs:
-        return Estimate(value=value, n=0 if value is None else n)
-    above, below = zip(*pairs, strict=True)
-    return Estimate(value=value, ci95=bootstrap.ratio(above, below, offset=metric.offset), n=n)
 
 
 def latency(seconds: Sequence[float]) -> Latency | None:

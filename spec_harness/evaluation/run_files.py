@@ -6,7 +6,7 @@ is there from the first second. No torch.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spec_harness.evaluation.metrics import ProposalCounts, compute
+from spec_harness.evaluation.counts import ProposalCounts
+from spec_harness.evaluation.metrics import compute
 from spec_harness.evaluation.results import replace_text
 from spec_harness.spec_decode.records import RequestRecord, RoundRecord
 
@@ -87,7 +88,8 @@ def _round_row(record: RoundRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in ROUNDS_SCHEMA.names}
 
 
-def _request_row(request: RequestRecord) -> dict[str, Any]:
+def request_row(request: RequestRecord) -> dict[str, Any]:
+    """The row of requests.parquet."""
     longest = max((record.proposal_len for record in request.rounds), default=0)
     counts = ProposalCounts.from_rounds(request.rounds, max_proposal_len=longest, num_prefill_tokens=1)
     figures = compute(counts)
@@ -130,7 +132,7 @@ class RunFiles:
         self._generations.close()
         rounds = (_round_row(record) for request in self._requests for record in request.rounds)
         _write_parquet(self.directory / "rounds.parquet", rounds, ROUNDS_SCHEMA)
-        requests = (_request_row(request) for request in self._requests)
+        requests = (request_row(request) for request in self._requests)
         _write_parquet(self.directory / "requests.parquet", requests, REQUESTS_SCHEMA)
 
     def __enter__(self) -> "RunFiles":
@@ -140,6 +142,18 @@ class RunFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.finalize()
+
+
+def write_token_texts(
+    path: Path, requests: Iterable[RequestRecord], text_of: Callable[[int], str]
+) -> dict[int, str]:
+    """Writes and returns what each token id in the outputs and proposals says: to read them without the tokenizer."""
+    ids: set[int] = set()
+    for request in requests:
+        ids.update(request.token_ids, *(record.draft_token_ids for record in request.rounds))
+    texts = {token_id: text_of(token_id) for token_id in sorted(ids)}
+    replace_text(path, json.dumps(texts, ensure_ascii=True) + "\n")
+    return texts
 
 
 def _write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> None:

@@ -1,21 +1,25 @@
 """Weights & Biases and CSV: what a run sends to its loggers. They mirror results.json, which is the source of truth."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import wandb
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from spec_harness.errors import UserError
-from spec_harness.evaluation.module import SpecDecodeEvalModule
+from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
 from spec_harness.evaluation.results import RunResults
+from spec_harness.evaluation.tracking_tables import POSITION, media, position_lines
+from spec_harness.spec_decode.records import RequestRecord
+from spec_harness.spec_decode.scheduler import SchedulerStats
 
 # Lightning's own step goes back to 0 in the test epoch, so running figures have an axis of their own.
 STEP = "engine_step"
-_EVERY = 10  # engine steps between two records
+_EVERY = 10  # engine steps between two records, at first
+_DENSE = 32  # records; each time there are so many more, the distance doubles: a long run is no longer to look at
 _SECTIONS = ("proposal", "timing", "kv")
 
 
@@ -69,7 +73,7 @@ def make_loggers(
                 project=project,
                 group=group,
                 tags=list(tags),
-                name=name,
+                name=name or run_name(config),
                 job_type="eval",
                 config=config,
                 settings=wandb.Settings(silent=True, disable_git=True, x_disable_stats=True, console="off"),
@@ -77,47 +81,91 @@ def make_loggers(
         except wandb.errors.UsageError as error:
             raise UserError(f"logger (mode {mode}): W&B refuses: {error}") from error
         run.define_metric(STEP, hidden=True)
-        run.define_metric("running/*", step_metric=STEP)
+        run.define_metric("running/*", step_metric=STEP, summary="none")
+        run.define_metric(POSITION, hidden=True)
+        run.define_metric("position/*", step_metric=POSITION, summary="none")
         loggers.append(WandbLogger(experiment=run, save_dir=run_dir))
     if "csv" in kinds:
         loggers.append(CSVLogger(save_dir=run_dir, name="", version="csv"))
     return loggers
 
 
-def log_results(loggers: list[Logger], results: RunResults) -> None:
-    """W&B's summary, and one row of the CSV, equal to results.json."""
+def run_name(config: Mapping[str, Any]) -> str | None:
+    """What tells the runs of a project apart at a glance."""
+    proposal, draft, cache = (config.get(key) or {} for key in ("proposal", "draft", "kv_cache"))
+    if not proposal:
+        return None
+    if proposal["kind"] == "none":
+        return "no proposals"
+    draft_name = Path(draft["path"]).name if draft.get("path") else draft.get("kind")
+    proposer = "n-gram" if proposal["kind"] == "ngram" else draft_name
+    return f"{proposer} k={proposal['max_proposal_len']} block={cache.get('block_size')}"
+
+
+def log_results(
+    loggers: list[Logger], results: RunResults, records: Sequence[RequestRecord], texts: Mapping[int, str]
+) -> None:
+    """W&B's summary, and one row of the CSV, equal to results.json; W&B's tables of the finished ``records``.
+
+    ``texts``: what each token id in them says.
+    """
     numbers = plain_numbers(results)
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             run = logger.experiment
+            for line in position_lines(results):
+                run.log(line)
+            run.log(media(results, records, texts))
             run.summary.update(numbers)
-            histogram = results.proposal.accepted_length_histogram
-            if any(histogram):
-                edges = np.arange(len(histogram) + 1) - 0.5
-                run.log({"accepted_length_histogram": wandb.Histogram(np_histogram=(np.array(histogram), edges))})
         else:
             logger.log_metrics(numbers)
             logger.save()
 
 
 class RunningFigures:
-    """Running acceptance and speed, logged every ``_EVERY`` engine steps: each W&B record costs about 0.4 ms."""
+    """Running acceptance and speed, and means over the engine steps since the last record, every ``_EVERY`` steps or
+    fewer: each W&B record costs about 0.4 ms."""
 
     def __init__(self, loggers: list[Logger]) -> None:
         self._loggers = loggers
+        self._num_records = 0
+        self._next = _EVERY
+        self._pass = ""
+        self._before = SchedulerStats()
 
     def __call__(self, module: SpecDecodeEvalModule) -> None:
-        if module.num_engine_steps % _EVERY or not self._loggers:
+        if not self._loggers or module.num_engine_steps < self._next:
             return
+        self._num_records += 1
+        self._next = module.num_engine_steps + _EVERY * 2 ** (self._num_records // _DENSE)
         current = module.current_pass
         figures = {
-            f"running/{current.name}/acceptance_rate": current.acceptance_rate,
-            f"running/{current.name}/tokens_per_second": current.tokens_per_second if current.records else None,
-            f"running/{current.name}/requests_done": len(current.records),
-        }
-        numbers = {key: float(value) for key, value in figures.items() if value is not None}
+            "acceptance_rate": _ratio(current.stats.num_accepted_tokens, current.stats.num_draft_tokens),
+            "tokens_per_second": current.tokens_per_second if current.records else None,
+            "requests_done": len(current.records),
+        } | self._since(current)
+        numbers = {f"running/{current.name}/{key}": float(x) for key, x in figures.items() if x is not None}
         for logger in self._loggers:
             logger.log_metrics({**numbers, STEP: float(module.num_engine_steps)})
+
+    def _since(self, current: Pass) -> dict[str, float | None]:
+        """Means over the engine steps since the last record; ``None`` where there was nothing."""
+        now = current.stats
+        before = self._before if current.name == self._pass else SchedulerStats()
+        self._pass, self._before = current.name, replace(now)
+        steps, rows = now.num_steps - before.num_steps, now.rows_run - before.rows_run
+        drafted = now.num_draft_tokens - before.num_draft_tokens
+        return {
+            "step/sequences": _ratio(rows, steps),
+            "step/acceptance_rate": _ratio(now.num_accepted_tokens - before.num_accepted_tokens, drafted),
+            "step/proposal_len": _ratio(drafted, rows) if now.num_draft_tokens else None,
+            "step/tokens_per_target_pass": _ratio(now.num_emitted_tokens - before.num_emitted_tokens, rows),
+            "step/kv_utilization": _ratio(now.tokens_held - before.tokens_held, now.slots_held - before.slots_held),
+        }
+
+
+def _ratio(numerator: int, denominator: int) -> float | None:
+    return numerator / denominator if denominator else None
 
 
 def finish(loggers: list[Logger], *, exit_code: int) -> None:

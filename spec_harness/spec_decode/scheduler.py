@@ -28,6 +28,9 @@ class SchedulerStats:
     slots_held: int = 0
     preemptions: int = 0  # times a sequence gave its blocks back unfinished
     swaps: int = 0  # preemptions that moved its blocks to the host
+    num_draft_tokens: int = 0  # these three: running sums, for the eye; the results' counts come from the records
+    num_accepted_tokens: int = 0
+    num_emitted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,9 @@ class Scheduler:
             stop_index=None if stop is None else stop[0],
         )
         seq.rounds.append(record)
+        self.stats.num_draft_tokens += record.proposal_len
+        self.stats.num_accepted_tokens += record.num_accepted
+        self.stats.num_emitted_tokens += record.num_emitted
         self._append(seq, record.output_token_ids, None if stop is None else stop[1])
 
     def _append(self, seq: RunningSequence, tokens: list[int], stop: StopReason | None) -> None:

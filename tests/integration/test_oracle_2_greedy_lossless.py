@@ -5,6 +5,7 @@ Equality can hold only where the target's decision is no numerical tie, so each 
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.helpers import (
     acceptance_rate,
     generate,
     noisy_copy,
+    pool_for,
     prompts,
     request,
     run,
@@ -49,13 +51,22 @@ def speculate(
     k: int,
     batch: int,
     block_size: int,
+    preemption: str | None = None,
 ) -> list[RequestRecord]:
-    engine = scheduler(target, draft, k=k, batch=batch, block_size=block_size)
+    """With ``preemption`` the pool holds 1.5 sequences only."""
     requests = [
         request(i, prompt, max_new_tokens=NEW_TOKENS, stop_token_ids=frozenset() if end is None else frozenset([end]))
         for i, (prompt, end) in enumerate(zip(PROMPTS, eos, strict=True))
     ]
+    pool: dict[str, Any] = {}
+    if preemption is not None:
+        num_blocks = pool_for(1.5, requests, block_size=block_size)
+        pool = {"num_blocks": num_blocks, "num_host_blocks": 400, "preemption": preemption}
+    engine = scheduler(target, draft, k=k, batch=batch, block_size=block_size, **pool)
     records = run(engine, requests)
+    assert sum(r.preemptions for r in records.values()) == engine.stats.preemptions
+    assert engine.stats.swaps == (engine.stats.preemptions if preemption == "swap" else 0)
+    assert (engine.stats.preemptions > 0) == (preemption is not None and batch > 1)
     return [records[r.request_id] for r in requests]
 
 
@@ -73,6 +84,25 @@ def test_greedy_output_equals_dense_generation(
     assert 0.1 < acceptance_rate(records) < 0.95
     assert outputs_of(records) == references
     assert {record.stop_reason for record in records} == {"length"}
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("block_size", [1, 8, 16])
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_greedy_output_equals_dense_generation_though_sequences_are_preempted(
+    target: LoadedModel, draft: LoadedModel, references: list[list[int]], k: int, block_size: int, preemption: str
+) -> None:
+    records = speculate(target, draft, k=k, batch=4, block_size=block_size, preemption=preemption)
+    assert 0.1 < acceptance_rate(records) < 0.95
+    assert outputs_of(records) == references
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_the_baseline_equals_dense_generation_though_sequences_are_preempted(
+    target: LoadedModel, references: list[list[int]], preemption: str
+) -> None:
+    records = speculate(target, None, k=4, batch=4, block_size=8, preemption=preemption)
+    assert outputs_of(records) == references
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -106,6 +136,29 @@ def test_greedy_output_ends_where_dense_generation_ends(
     records = speculate(target, draft, ends, k=k, batch=batch, block_size=block_size)
     assert outputs_of(records) == expected
     assert {record.stop_reason for record in records} == {"eos"}
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("block_size", [1, 8])
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_greedy_output_ends_where_dense_generation_ends_though_sequences_are_preempted(
+    target: LoadedModel, draft: LoadedModel, references: list[list[int]], k: int, block_size: int, preemption: str
+) -> None:
+    ends = ends_midway(references)
+    records = speculate(target, draft, ends, k=k, batch=6, block_size=block_size, preemption=preemption)
+    assert outputs_of(records) == [
+        output[: output.index(end) + 1] for output, end in zip(references, ends, strict=True)
+    ]
+    assert {record.stop_reason for record in records} == {"eos"}
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_draft_of_32_positions_and_preemption_change_nothing(
+    target: LoadedModel, short_draft: LoadedModel, references: list[list[int]], preemption: str
+) -> None:
+    records = speculate(target, short_draft, k=4, batch=4, block_size=8, preemption=preemption)
+    assert outputs_of(records) == references
+    assert any(r.skip_reason == "draft_max" for record in records for r in record.rounds)
 
 
 @pytest.mark.parametrize("k", [2, 8])

@@ -92,7 +92,7 @@ def test_later_turns_are_counted_with_their_request(chatty: Path) -> None:
     equality = results.integrity.baseline_equality
     assert equality is not None
     assert (equality.equal + equality.tie, equality.fault) == (5, 0)
-    assert results.notes == []
+    assert not [note for note in results.notes if "ended early" in note]
 
 
 def test_a_conversation_that_no_longer_fits_ends_early_with_a_note(chatty: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_conversation_that_no_longer_fits_ends_early_with_a_note(chatty: Path)
     assert evaluate(rows, "target.max_model_len=160", target=chatty) == 0
     assert len(by_turn("short")) == 2
     assert 1 <= len(by_turn("long")) < 3
-    (note,) = load_run("run").results.notes
+    (note,) = [note for note in load_run("run").results.notes if "ended early" in note]
     assert note == "1 conversations ended early: their next turn did not fit the target's length."
 
 
@@ -165,10 +165,10 @@ def test_a_stop_string_ends_a_text_with_the_token_that_completes_it() -> None:
         {"id": "a", "prompt": "import os\nimport sys\n\n\ndef main("},
         {"id": "b", "prompt": "class Node:\n    def"},
     ]
-    assert evaluate(rows, "sampling.max_new_tokens=40", "baseline=off") == 0
+    assert evaluate(rows, "sampling.max_new_tokens=32", "baseline=off") == 0
     free = {row["request_id"]: row for row in generations_of(Path("run"))}
     stop = a_word_in_the_middle(free["a"]["text"])
-    assert evaluate(rows, "sampling.max_new_tokens=40", f"sampling.stop=['{stop}']", "hydra.run.dir=stopped") == 0
+    assert evaluate(rows, "sampling.max_new_tokens=32", f"sampling.stop=['{stop}']", "hydra.run.dir=stopped") == 0
     tokenizer = packaged_tokenizer()
     stopped = {row["request_id"]: row for row in generations_of(Path("stopped"))}
     for name, row in free.items():
@@ -186,14 +186,14 @@ def test_a_stop_string_ends_a_text_with_the_token_that_completes_it() -> None:
 
 def test_an_end_of_sequence_token_ends_a_text_unless_ignored(tmp_path: Path) -> None:
     """A token that the target emits on its own way is declared to be one of its ends of text."""
-    small = ("data.limit=4", "sampling.max_new_tokens=24", "proposal.max_proposal_len=6")
+    small = ("data.limit=3", "sampling.max_new_tokens=20", "proposal.max_proposal_len=6")
     assert spec_eval(*small, "baseline=off", "sampling.ignore_eos=true", run_dir="free") == 0
     free = outputs_of(Path("free"))
     end = next(iter(free.values()))[12]
     target = copy_packaged("target", tmp_path / "target")
     generation = json.loads((ASSETS / "target" / "generation_config.json").read_text())
     (target / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": [end]}))
-    assert spec_eval(*small, f"target.path={target}", "experiment=self_draft", "data.limit=4", run_dir="ended") == 0
+    assert spec_eval(*small, f"target.path={target}", "draft=self", run_dir="ended") == 0
     ended = {(row["request_id"], row["turn"]): row for row in generations_of(Path("ended"))}
     for key, tokens in free.items():
         expected = tokens[: tokens.index(end) + 1] if end in tokens else tokens

@@ -30,8 +30,8 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def config(target: Path, rows: Path, **sections: Any) -> EvalConfig:
-    given = OmegaConf.create({"target": {"path": str(target)}, "draft": {"kind": "self"}, "data": {"path": str(rows)}})
+def config(folder: Path, rows: Path, **sections: Any) -> EvalConfig:
+    given = OmegaConf.create({"target": {"path": str(folder)}, "draft": {"kind": "self"}, "data": {"path": str(rows)}})
     converted = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), given, sections))
     assert isinstance(converted, EvalConfig)
     return converted
@@ -142,7 +142,7 @@ def test_without_a_proposer_no_draft_is_loaded(target: Path, rows: Path) -> None
 
 
 def test_self_draft_shares_the_target_s_weights(target: Path, rows: Path) -> None:
-    evaluation = build(config(target, rows, target={"path": str(target), "max_model_len": 64}))
+    evaluation = build(config(target, rows, target={"max_model_len": 64}))
     assert evaluation.draft is not None
     assert evaluation.draft.model is evaluation.target.model
     assert (evaluation.target.max_model_len, evaluation.draft.max_model_len) == (64, 64)
@@ -163,9 +163,9 @@ def test_end_of_sequence_ids_are_the_generation_config_s(target: Path, rows: Pat
 
 def test_a_prompt_at_the_target_s_maximum_is_refused_with_its_file(target: Path, rows: Path) -> None:
     length = prompt_lens(build(config(target, rows)))[2]
-    fits = {"path": str(target), "max_model_len": length + 1}
+    fits = {"max_model_len": length + 1}
     assert prompt_lens(build(config(target, rows, target=fits, proposal={"max_proposal_len": 1})))[2] == length
-    tight = {"path": str(target), "max_model_len": length}
+    tight = {"max_model_len": length}
     with pytest.raises(UserError, match=rf"rows.jsonl: prompt 'line-3' has {length} tokens"):
         build(config(target, rows, target=tight, proposal={"max_proposal_len": 1}))
 

@@ -1,6 +1,8 @@
 """Reading finished runs, and saying what is wrong with one that cannot be read."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,9 +91,6 @@ def test_no_run_at_all(tmp_path: Path) -> None:
 
 
 def test_reading_needs_neither_torch_nor_lightning() -> None:
-    import subprocess
-    import sys
-
     heavy = ("torch", "lightning", "transformers", "wandb", "torchmetrics")
     script = f"import spec_harness.analysis.load, sys; print([name for name in {heavy} if name in sys.modules])"
     result: Any = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

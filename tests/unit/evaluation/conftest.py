@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from spec_harness.evaluation.breakdowns import breakdowns
-from spec_harness.evaluation.metrics import ProposalCounts, counts_by_request
+from spec_harness.evaluation.counts import ProposalCounts, counts_by_request
+from spec_harness.evaluation.estimates import proposal_results
 from spec_harness.evaluation.results import (
     BaselineEquality,
     Check,
@@ -22,7 +23,6 @@ from spec_harness.evaluation.results import (
     TimingResults,
     Versions,
     latency,
-    proposal_results,
 )
 from spec_harness.spec_decode.records import RequestRecord, RoundRecord
 
@@ -50,6 +50,10 @@ def _round(
         "draft_probs": [0.5] * proposal_len,
         "target_probs": [0.25] * proposal_len,
         "expected_acceptance": [0.75] * judged,
+        "draft_entropy": [1.5] * judged,
+        "target_entropy": [1.25] * judged,
+        "kl_target_draft": [0.5] * judged,
+        "target_rank_in_draft": [2] * judged,
     }
     return RoundRecord(**(values | changes))
 
@@ -82,6 +86,8 @@ def _random_requests(seed: int, *, max_proposal_len: int, num_requests: int = 7)
             accepted = rng.randint(0, proposed)
             eos = accepted > 0 and rng.random() < 0.1
             proposed = accepted if eos else proposed
+            judged = min(accepted + 1, proposed)
+            compared = judged if rng.random() < 0.9 else 0  # an n-gram proposal has no distribution
             rounds.append(
                 _round(
                     proposed,
@@ -92,10 +98,17 @@ def _random_requests(seed: int, *, max_proposal_len: int, num_requests: int = 7)
                     round=number,
                     num_aligned=rng.randint(accepted, max(accepted, proposed - 1)),
                     skip_reason=None if proposed else rng.choice(["cap", "budget", "draft_max"]),
-                    expected_acceptance=[rng.random() for _ in range(min(accepted + 1, proposed))],
+                    context_len=rng.randint(3, 300),
+                    expected_acceptance=[rng.random() for _ in range(judged)],
+                    draft_entropy=[4 * rng.random() for _ in range(compared)],
+                    target_entropy=[4 * rng.random() for _ in range(compared)],
+                    kl_target_draft=[2 * rng.random() for _ in range(compared)],
+                    target_rank_in_draft=[rng.randint(1, 40) for _ in range(compared)],
                 )
             )
-        requests.append(_request(rounds, request_id=f"r{index}", category=rng.choice(["code", "prose"])))
+        spent = 0.01 + 0.002 * len(rounds) * rng.uniform(0.5, 1.5)  # seconds
+        category = rng.choice(["code", "prose"])
+        requests.append(_request(rounds, request_id=f"r{index}", category=category, engine_s=spent))
     return requests
 
 

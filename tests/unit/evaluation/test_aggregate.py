@@ -4,13 +4,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from spec_harness.evaluation.aggregate import ProposalMetric
-from spec_harness.evaluation.metrics import ProposalCounts, counts_by_request
+from spec_harness.evaluation.counts import ProposalCounts, counts_by_request
 
 Make = Callable[..., Any]
+
+
+def rounded(counts: ProposalCounts) -> ProposalCounts:
+    """Sums of floats depend on their order in the last places."""
+    floats = {name: round(value, 9) for name, value in counts.sums().items() if isinstance(value, float)}
+    assert len(floats) == 4
+    return replace(counts, **floats)
 
 
 def test_metric_carries_the_same_sums(random_requests: Make) -> None:
@@ -23,8 +29,7 @@ def test_metric_carries_the_same_sums(random_requests: Make) -> None:
         metric.update(request.rounds, num_prefill_tokens=1)
     expected = sum(counts_by_request(requests, max_proposal_len=4).values(), ProposalCounts(max_proposal_len=4))
     counts = metric.compute()
-    assert counts.expected_acceptance_sum == pytest.approx(expected.expected_acceptance_sum)
-    assert replace(counts, expected_acceptance_sum=0.0) == replace(expected, expected_acceptance_sum=0.0)
+    assert rounded(counts) == rounded(expected)
     assert type(counts.num_rounds) is int
     metric.reset()
     metric.update([])
@@ -45,5 +50,4 @@ def test_metric_states_add_up_over_uneven_ranks(random_requests: Make) -> None:
         assert states.dtype in (torch.int64, torch.float64)
         setattr(whole, name, reduction(states))
     expected = sum(counts_by_request(requests, max_proposal_len=3).values(), ProposalCounts(max_proposal_len=3))
-    counts = whole.compute()
-    assert replace(counts, expected_acceptance_sum=0.0) == replace(expected, expected_acceptance_sum=0.0)
+    assert rounded(whole.compute()) == rounded(expected)

@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
+from spec_harness.evaluation.counts import SKIP_REASONS, ProposalCounts, counts_by_request
 from spec_harness.evaluation.identities import IdentityError, check_counts, check_identities
-from spec_harness.evaluation.metrics import (
-    SKIP_REASONS,
-    ProposalCounts,
-    ProposalStatistics,
-    compute,
-    counts_by_request,
-)
+from spec_harness.evaluation.metrics import ProposalStatistics, compute
 from spec_harness.spec_decode.records import RequestRecord
 
 Make = Callable[..., Any]
@@ -94,6 +89,9 @@ def test_a_histogram_alone_leaves_the_aligned_rate_unknown() -> None:
     assert compute(ProposalCounts.from_histogram([3, 1])).aligned_rate is None
 
 
+RANKS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 10**9))
+
+
 def naive(requests: list[RequestRecord], k: int) -> dict[str, Any]:
     """Every pooled figure from the definitions, each by its own pass over the rounds."""
     rounds = [record for request in requests for record in request.rounds]
@@ -109,6 +107,10 @@ def naive(requests: list[RequestRecord], k: int) -> dict[str, Any]:
     accepted = sum(record.num_accepted for record in rounds)
     emitted = sum(record.num_emitted for record in rounds)
     judged = [value for record in rounds for value in record.expected_acceptance]
+    ours, theirs, apart, ranks = (
+        [value for record in rounds for value in getattr(record, name)]
+        for name in ("draft_entropy", "target_entropy", "kl_target_draft", "target_rank_in_draft")
+    )
     lengths, weights = [], []
     for request in requests:
         own = [record for record in request.rounds if record.proposal_len > 0]
@@ -143,6 +145,10 @@ def naive(requests: list[RequestRecord], k: int) -> dict[str, Any]:
         "aligned_rate": over(sum(record.num_aligned for record in rounds), proposed),
         "system_efficiency": over(emitted, sum(record.proposal_len + 1 for record in rounds)),
         "expected_acceptance_rate": over(sum(judged), len(judged)),
+        "draft_entropy": over(sum(ours), len(ours)),
+        "target_entropy": over(sum(theirs), len(theirs)),
+        "kl_target_draft": over(sum(apart), len(apart)),
+        "target_rank_in_draft": [sum(low <= rank <= high for rank in ranks) for low, high in RANKS],
         "macro_mean_acceptance_length": over(sum(lengths), len(lengths)),
         "token_weighted_mean_acceptance_length": over(
             sum(length * weight for length, weight in zip(lengths, weights, strict=True)), sum(weights)

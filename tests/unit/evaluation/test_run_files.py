@@ -19,12 +19,13 @@ Make = Callable[..., Any]
 
 ROUND_COLUMNS = (
     "request_id, turn, sample, round, context_len, proposal_len, num_accepted, num_aligned, num_emitted, skip_reason, "
-    "draft_token_ids, output_token_ids, draft_probs, target_probs, expected_acceptance"
+    "draft_token_ids, output_token_ids, draft_probs, target_probs, expected_acceptance, draft_entropy, target_entropy, "
+    "kl_target_draft, target_rank_in_draft, num_draft_tokens_past_end, ended_by_accepted_eos"
 )
 REQUEST_COLUMNS = (
     "request_id, turn, sample, category, prompt_tokens, output_tokens, stop_reason, rounds, draft_tokens, "
     "accepted_tokens, acceptance_rate, mean_acceptance_length, time_to_first_token, time_per_output_token, "
-    "preemptions, baseline_verdict"
+    "engine_s, preemptions, baseline_verdict"
 )
 GENERATION_KEYS = "request_id, turn, sample, category, prompt, prompt_token_ids, text, token_ids, stop_reason"
 

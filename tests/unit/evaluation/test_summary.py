@@ -1,6 +1,7 @@
 """The terminal summary: says the figures of results.json, within 100 columns, whatever was or was not measured."""
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from spec_harness.evaluation.markdown import write_report
 from spec_harness.evaluation.results import (
     BaselineEquality,
     Check,
@@ -55,16 +57,31 @@ def test_says_the_figures_with_coverage_beside_the_rates(requests: Any, make_res
 
 
 def test_nothing_wraps_or_is_cut_at_100_columns(random_requests: Make, make_results: Make) -> None:
-    """At 100 columns each table row is one line, for the longest proposals and intervals too."""
-    results = make_results(random_requests(3, max_proposal_len=12, num_requests=300), max_proposal_len=12)
-    proposal = results.proposal.model_copy(update={"acceptance_rate": Estimate(value=0.5, ci95=(0.48, 0.52), n=300)})
-    results = results.model_copy(update={"proposal": proposal, "notes": []})
+    """At 100 columns each table row is one line, for the longest proposals, intervals and speeds too."""
+    fast = Estimate(value=123_456.7, ci95=(113_456.7, 133_456.7), n=60)
+    timing = TimingResults(
+        speculative_tokens_per_second=fast,
+        baseline_tokens_per_second=fast,
+        speedup=Estimate(value=10.51, ci95=(10.25, 11.75), n=60),
+        predicted_speedup=1.5,
+        draft_cost_ratio=0.123,
+    )
+    requests = random_requests(3, max_proposal_len=12, num_requests=60)
+    results = make_results(requests, max_proposal_len=12, timing=timing, notes=[])
+    certain = Estimate(value=1.0, ci95=(0.995, 1.0), n=60)
+    rates = {"acceptance_rate": certain, "acceptance_rate_per_position": [certain] * 12}
+    results = results.model_copy(update={"proposal": results.proposal.model_copy(update=rates)})
     text = rendered(results)
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
-    assert "50.0 % (48.0 to 52.0)" in text
     assert rendered(results, width=100) == rendered(results, width=300)
     known = (" ", "\N{BOX DRAWINGS LIGHT HORIZONTAL}", "spec_harness", "Speculative", "Files", "")
     assert all(line.startswith(known) for line in text.splitlines())
+    rows = [line.split() for line in text.splitlines()]
+    assert ["acceptance", "rate", "100.0", "%", "99.5", "to", "100.0"] in [row[:7] for row in rows]
+    assert ["speculative", "123,456.7", "tokens/s", "113,456.7", "to", "133,456.7"] in [row[:6] for row in rows]
+    assert ["speed-up", "10.51x", "10.25", "to", "11.75"] in [row[:5] for row in rows]
+    for kind in ("no. 12", "12 tokens"):
+        assert kind in text
 
 
 def test_without_proposals_there_are_no_rates(make_round: Make, make_request: Make, make_results: Make) -> None:
@@ -100,6 +117,40 @@ def test_a_fault_comes_before_the_speed(requests: Any, make_results: Make) -> No
         assert words in line
     assert "faster" not in text
     assert "failed: [draft] cache: 0.5, tolerance 0.0001" in text  # brackets are no markup
+
+
+def test_every_rate_stands_beside_its_coverage(requests: Any, make_results: Make) -> None:
+    results = make_results(requests, max_proposal_len=4)
+    coverage = f"{100 * results.proposal.coverage.value:.1f} %"
+    lines = rendered(results).splitlines()
+    for name in ("acceptance rate", "aligned rate", "expected acceptance", "same best token", "divergence"):
+        (line,) = [line for line in lines if line.startswith(f" {name}  ")]
+        assert coverage in line
+    assert any(f"(coverage {coverage})" in line for line in lines)  # the rates by place
+    for name, section in results.breakdowns.category.items():
+        (line,) = [line for line in lines if line.startswith(f" {name}  ")]
+        assert f"{100 * section.coverage.value:.1f} %" in line
+
+
+def test_turns_are_told_apart_where_there_are_several(make_round: Make, make_request: Make, make_results: Make) -> None:
+    requests = [make_request([make_round(2, turn)], turn=turn) for turn in (0, 1)]
+    assert "Turn" in rendered(make_results(requests, max_proposal_len=2))
+    assert "Turn" not in rendered(make_results(requests[:1], max_proposal_len=2))
+
+
+def test_the_report_holds_what_the_terminal_shows(requests: Any, make_results: Make, tmp_path: Path) -> None:
+    results = make_results(requests, max_proposal_len=4, notes=["watch a|b"])
+    write_report(tmp_path / "report.md", results)
+    report = (tmp_path / "report.md").read_text()
+    tables = [line.strip("| ").split(" | ") for line in report.splitlines() if line.startswith("| ")]
+    cells = {cell.strip() for row in tables for cell in row}
+    for line in rendered(results).splitlines():
+        for cell in re.split(r"\s{3,}", line.strip()):
+            if cell and not cell.startswith(("spec_harness", "Files", "- ", "\N{BOX DRAWINGS LIGHT HORIZONTAL}")):
+                assert cell in cells or cell in report.replace("\\", ""), cell
+    assert "- watch a\\|b" in report
+    assert report.startswith("# spec_harness: draft tiny-draft, target tiny-target, up to 4 tokens proposed a round\n")
+    assert "**Speculative decoding is faster" in report
 
 
 def test_a_long_path_stays_on_one_line(requests: Any, make_results: Make) -> None:

@@ -1,0 +1,88 @@
+"""The command ``spec-report``: what finished runs say. No torch: it answers at once, also on a laptop.
+
+Exit codes: 0 done, 2 the directories given cannot be read or compared (one ``error:`` line).
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from spec_harness import __version__
+from spec_harness.errors import UserError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+        if arguments.command == "show":
+            _show(arguments.directory)
+        else:
+            _compare(arguments.directory_a, arguments.directory_b)
+    except UserError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exception(error)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="spec-report", description="Reads what spec-eval left behind.")
+    parser.add_argument("--version", action="version", version=f"spec-harness {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    show = commands.add_parser(
+        "show",
+        help="the table of a run, or one row for each job of a sweep",
+        description="Prints the table of a run, with intervals and notes, or of a sweep: best speed-up first.",
+    )
+    show.add_argument("directory", type=Path, metavar="DIR", help="of a run or of a sweep")
+    compare = commands.add_parser(
+        "compare",
+        help="two runs on the same prompts: which is better, or is it noise?",
+        description="Compares two runs with the same target, prompts and sampling (but for its seed), request by "
+        "request. Says which is better, or that the difference is within noise.",
+    )
+    compare.add_argument("directory_a", type=Path, metavar="DIR_A", help="of a run")
+    compare.add_argument("directory_b", type=Path, metavar="DIR_B", help="of the run to compare it with")
+    return parser
+
+
+def _show(directory: Path) -> None:
+    from spec_harness.analysis.jobs import find_jobs, is_run, read_run
+    from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
+    from spec_harness.evaluation.summary import plain_console, print_blocks, print_headline, print_summary
+
+    if is_run(directory):
+        print_summary(read_run(directory), directory)
+        return
+    jobs, console = find_jobs(directory), plain_console()
+    print_headline(console, sweep_headline(jobs, name=str(directory)))
+    print_blocks(console, sweep_blocks(jobs))
+
+
+def _compare(directory_a: Path, directory_b: Path) -> None:
+    """pandas is imported here only: the other commands do without."""
+    from spec_harness.analysis.compare import compare
+    from spec_harness.analysis.compare_tables import compare_blocks, compare_headline, compare_notes
+    from spec_harness.analysis.load import load_run
+    from spec_harness.evaluation.summary import plain_console, print_blocks, print_headline, print_notes
+
+    a, b, console = load_run(directory_a), load_run(directory_b), plain_console()
+    differences = compare(a, b)
+    print_headline(console, compare_headline(a, b, differences))
+    print_blocks(console, compare_blocks(differences))
+    print_notes(console, compare_notes(a, b))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Which runs there are below a directory, how each ended, and what it was asked to do. No pandas: it opens at once."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_harness.errors import UserError
+from spec_harness.evaluation.results import RunResults, read_results
+
+RESULTS, STATUS, OVERRIDES = "results.json", "status.json", ".hydra/overrides.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run, finished or not."""
+
+    directory: Path
+    name: str  # its path below the sweep
+    overrides: Mapping[str, str]  # as given on the command line: key and value
+    state: str  # running, done or failed, by status.json; unknown without one
+    error: str | None  # why it failed, or why its results cannot be read
+    results: RunResults | None  # null unless it is done
+
+    @property
+    def speedup(self) -> float | None:
+        timing = None if self.results is None else self.results.timing
+        return None if timing is None else timing.speedup.value
+
+
+def is_run(directory: Path) -> bool:
+    return (directory / RESULTS).is_file() or (directory / STATUS).is_file()
+
+
+def read_run(directory: Path) -> RunResults:
+    """The results of one run; ``UserError`` says how it ended if it has none."""
+    if (directory / STATUS).is_file() and not (directory / RESULTS).is_file():
+        status = _read_status(directory)
+        raise UserError(f"{directory}: no results.json: {_ending(status)}")
+    return read_results(directory / RESULTS)
+
+
+def find_jobs(directory: Path) -> list[Job]:
+    """The runs below, in the order of their job numbers. Raises ``UserError`` if there is none."""
+    found = {path.parents[name.count("/")] for name in (RESULTS, STATUS, OVERRIDES) for path in directory.rglob(name)}
+    if not found:
+        problem = "holds no run and no sweep" if directory.is_dir() else "is no directory"
+        raise UserError(f"{directory} {problem}; give the directory that spec-eval named in its last line")
+    return [_read_job(folder, directory) for folder in sorted(found, key=lambda folder: _in_order(str(folder)))]
+
+
+def _read_job(folder: Path, below: Path) -> Job:
+    status = _read_status(folder)
+    state, error, results = str(status.get("state", "unknown")), status.get("error"), None
+    if state != "failed" and (folder / RESULTS).is_file():
+        try:
+            results = read_results(folder / RESULTS)
+        except UserError as refused:
+            error = str(refused)
+    elif state != "failed":
+        error = _ending(status)
+    return Job(
+        directory=folder,
+        name=folder.relative_to(below).as_posix(),
+        overrides=read_overrides(folder),
+        state=state,
+        error=None if error is None else " ".join(str(error).split()),
+        results=results,
+    )
+
+
+def read_overrides(folder: Path) -> dict[str, str]:
+    """What the job's command line set, by key. ``+`` and ``~`` in front of a key are left out."""
+    path = folder / OVERRIDES
+    if not path.is_file():
+        return {}
+    from omegaconf import OmegaConf
+
+    pairs = (str(text).lstrip("+~").partition("=") for text in OmegaConf.load(path))
+    return {key: value.strip("'\"") for key, _, value in pairs}
+
+
+def varying(overrides: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys whose values differ between jobs: what a sweep swept."""
+    keys = dict.fromkeys(key for one in overrides for key in one)
+    return [key for key in keys if len({one.get(key) for one in overrides}) > 1]
+
+
+def _ending(status: Mapping[str, Any]) -> str:
+    if status.get("state") == "failed":
+        return f"the run failed: {status.get('error')}"
+    if status.get("state") == "running":
+        done, total = status.get("requests_done"), status.get("requests_total")
+        return f"still running, or killed: {done} of {total} requests done"
+    return "ended without a result"
+
+
+def _read_status(folder: Path) -> dict[str, Any]:
+    try:
+        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not written yet, or cut off with its process
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def _in_order(text: str) -> list[tuple[int, int, str]]:
+    """Numbers by their value, so that job 10 comes behind job 9."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text)]

@@ -1,0 +1,68 @@
+"""The jobs of a sweep side by side, best first, and those that have no results with the reason."""
+
+from collections.abc import Sequence
+
+from spec_harness.analysis.jobs import Job, varying
+from spec_harness.evaluation.results import RunResults
+from spec_harness.evaluation.tables import Block, Line, number, percent, rate, together
+
+
+def sweep_headline(jobs: Sequence[Job], *, name: str) -> list[Line]:
+    """How many jobs, and the best of them."""
+    done, total = ranked(jobs), len(jobs)
+    lines = [Line(f"{name}: {total} job{'' if total == 1 else 's'}, {len(done)} with results")]
+    speedup = done[0].speedup if done else None
+    if speedup is not None:
+        settings = _settings(done[0], varying([job.overrides for job in jobs]))
+        which = f"job {done[0].name}" + (f" ({settings})" if settings else "")
+        lines.append(Line(f"Fastest: {which}, {speedup:.2f}x plain decoding.", "good" if speedup > 1 else "caution"))
+    if len(done) < total:
+        lines.append(Line(f"{total - len(done)} without results, see below.", "alarm"))
+    return lines
+
+
+def sweep_blocks(jobs: Sequence[Job]) -> list[Block]:
+    """One row per job. Without any speed-up, jobs are ranked by their tokens per second."""
+    keys = varying([job.overrides for job in jobs])
+    done = ranked(jobs)
+    compared = any(job.speedup is not None for job in done)
+    columns = ("settings", "speed-up" if compared else "tokens/s", "acceptance rate", "coverage", "per pass")
+    rows = [
+        (job.name, _settings(job, keys), *_figures(job.results, compared=compared))
+        for job in done
+        if job.results is not None
+    ]
+    hint = "speed-up: over plain decoding in the same run, with its 95 % interval; per pass: tokens a target pass"
+    blocks = [Block(title="Job", columns=columns, rows=rows, hint=hint)] if rows else []
+    failed = [(job.name, _settings(job, keys), job.state, job.error or "") for job in jobs if job.results is None]
+    return blocks + ([Block(title="No results", columns=("settings", "", "why"), rows=failed)] if failed else [])
+
+
+def ranked(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs with results: best speed-up first, then those without one by their speed."""
+    done = [job for job in jobs if job.results is not None]
+    return sorted(done, key=lambda job: (-(job.speedup or 0.0), -(_tokens_per_second(job.results) or 0.0)))
+
+
+def _tokens_per_second(results: RunResults | None) -> float | None:
+    timing = None if results is None else results.timing
+    return None if timing is None else timing.speculative_tokens_per_second.value
+
+
+def _settings(job: Job, keys: Sequence[str]) -> str:
+    """What the sweep varied, in this job; the last part of a key says enough in a table."""
+    return ", ".join(f"{key.rpartition('.')[2]}={job.overrides[key]}" for key in keys if key in job.overrides)
+
+
+def _figures(results: RunResults, *, compared: bool) -> tuple[str, str, str, str]:
+    proposal, timing, speed = results.proposal, results.timing, "n/a"
+    if timing is not None and compared:
+        speed = together(*number(timing.speedup, unit="x"))
+    elif timing is not None:
+        speed = together(*number(timing.speculative_tokens_per_second, digits=1))
+    return (
+        speed,
+        together(*rate(proposal.acceptance_rate)),
+        percent(proposal.coverage.value),
+        number(proposal.tokens_per_target_pass)[0],
+    )

@@ -1,0 +1,46 @@
+"""report.md: what the summary shows in the terminal, for whoever reads the files later or pastes them somewhere."""
+
+from pathlib import Path
+
+from spec_harness.evaluation.results import RunResults, replace_text
+from spec_harness.evaluation.tables import WORDS, Bar, Block, Line, blocks, headline
+
+BAR_WIDTH = 16  # characters of a full bar
+
+
+def write_report(path: Path, results: RunResults) -> None:
+    replace_text(path, report_text(results))
+
+
+def report_text(results: RunResults) -> str:
+    who, *answers = headline(results)
+    parts = [f"# spec_harness: {_escaped(who.text)}", *(f"**{_escaped(line.text)}**" for line in answers)]
+    for block in blocks(results):
+        parts.append(_table(block))
+        parts += [block.hint] if block.hint else []
+    if results.notes:
+        parts += ["## Notes", "\n".join(f"- {_escaped(note)}" for note in results.notes)]
+    started = results.provenance.started_at.strftime("%Y-%m-%d %H:%M")
+    parts.append(f"Started {started}, {results.provenance.duration_s:.0f} s on {results.provenance.device}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(block: Block) -> str:
+    rules = [":--", *("--:" if column and column not in WORDS else ":--" for column in block.columns)]
+    rows = [[block.title, *block.columns], rules, *([_cell(cell) for cell in row] for row in block.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(cell: str | Bar | Line) -> str:
+    if isinstance(cell, Bar):
+        return "\N{FULL BLOCK}" * max(round(cell.share * BAR_WIDTH), int(cell.share > 0))
+    if isinstance(cell, Line):
+        return f"**{_escaped(cell.text)}**" if cell.tone else _escaped(cell.text)
+    return _escaped(cell)
+
+
+def _escaped(text: str) -> str:
+    """Names and paths are no markup."""
+    for character in "\\|*_<[`":
+        text = text.replace(character, f"\\{character}")
+    return " ".join(text.split())

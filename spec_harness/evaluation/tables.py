@@ -1,0 +1,253 @@
+"""The tables of a run's summary: every figure with its interval and what it means in plain words.
+
+Reads a checked ``RunResults`` only, so that it says nothing that results.json does not. ``summary.py`` prints the
+tables in the terminal, ``markdown.py`` writes them to report.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from spec_harness.evaluation.results import (
+    Estimate,
+    IntegrityResults,
+    Latency,
+    ProposalResults,
+    RunResults,
+    TimeShare,
+    TimingResults,
+)
+
+Tone = Literal["", "good", "caution", "alarm"]
+MEANING = "what it is"  # the column that explains
+WORDS = {MEANING, "settings", "why", "verdict"}  # columns of words; those without a name are too
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A cell that shows a share, 0 to 1, as the length of a bar."""
+
+    share: float
+
+
+@dataclass(frozen=True)
+class Line:
+    text: str
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A table. Its first column is headed by the title; columns of figures are right-aligned."""
+
+    title: str
+    columns: Sequence[str]  # of the columns behind the first
+    rows: Sequence[Sequence[str | Bar | Line]]
+    hint: str = ""  # below the table
+    beside: bool = False  # there is room for it beside the table before
+
+
+def headline(results: RunResults) -> list[Line]:
+    """Who ran, and the one answer; what forbids believing the figures comes before it."""
+    draft, target, proposal = results.provenance.draft, results.provenance.target.name, results.proposal
+    longest = tokens(len(proposal.accepted_length_histogram) - 1)
+    proposer = f"draft {draft.name}" if draft else "no draft model"
+    who = f"{proposer}, target {target}, up to {longest} proposed a round"
+    lines = [Line(who if proposal.num_drafts else f"target {target}")]
+    equality = results.integrity.baseline_equality
+    speedup = results.timing.speedup.value if results.timing else None
+    if results.status == "failed":
+        lines.append(Line("The run FAILED: the figures cover only the requests finished before.", "alarm"))
+    if any(check.verdict == "fail" for check in results.integrity.checks):
+        lines.append(Line("Do not use these figures: an integrity check failed, see below.", "alarm"))
+    if equality is not None and equality.fault:
+        text = f"Do not use these figures: {equality.fault:,} outputs differ from plain decoding by more than rounding."
+        lines.append(Line(text, "alarm"))
+    elif proposal.num_drafts == 0:
+        lines.append(Line("Nothing was proposed: plain decoding by the target alone, no rates.", "caution"))
+    elif speedup is not None:
+        verdict = "faster than" if speedup > 1 else "slower than" if speedup < 1 else "as fast as"
+        text = f"Speculative decoding is {verdict} plain decoding here: {speedup:.2f}x its tokens per second."
+        lines.append(Line(text, "good" if speedup > 1 else "caution"))
+    return lines
+
+
+def blocks(results: RunResults) -> list[Block]:
+    """The tables from top to bottom."""
+    proposal, parts = results.proposal, []
+    if proposal.num_drafts:
+        parts += [_rates(proposal), _positions(proposal), _lengths(proposal)]
+        by_group = {"Category": results.breakdowns.category, "Turn": results.breakdowns.turn}
+        parts += [_groups(name, sections) for name, sections in by_group.items() if len(sections) > 1]
+    parts.append(_counts(results))
+    if results.timing is not None:
+        parts.append(_timing(results.timing, drafted=proposal.num_drafts > 0))
+        if results.timing.time_share is not None:
+            parts.append(_time_share(results.timing.time_share))
+    return [*parts, _trust(results.integrity)]
+
+
+def _rates(p: ProposalResults) -> Block:
+    of_drafts, of_rounds = percent(p.coverage.value), percent(1.0)
+    rows = [
+        ("acceptance rate", *rate(p.acceptance_rate), of_drafts, "accepted / proposed draft tokens"),
+        ("mean acceptance length", *number(p.mean_acceptance_length), of_drafts, "accepted tokens a proposal, plus 1"),
+        ("tokens per target pass", *number(p.tokens_per_target_pass), of_rounds, "emitted tokens / rounds (plain: 1)"),
+        ("system efficiency", *rate(p.system_efficiency), of_rounds, "emitted / if all were accepted"),
+        ("aligned rate", *rate(p.aligned_rate), of_drafts, "would pass / proposed draft tokens"),
+        ("expected acceptance", *rate(p.expected_acceptance_rate), of_drafts, "overlap of their probabilities"),
+    ]
+    if p.kl_target_draft.value is not None:
+        best = p.target_rank_in_draft[0] / sum(p.target_rank_in_draft)
+        rows += [
+            ("same best token", percent(best), "", of_drafts, "the target's is the draft's too"),
+            ("entropy of the draft", *number(p.draft_entropy), of_drafts, "nats, at temperature 1"),
+            ("entropy of the target", *number(p.target_entropy), of_drafts, "nats, at temperature 1"),
+            ("divergence", *number(p.kl_target_draft), of_drafts, "KL(target, draft), nats"),
+        ]
+    hint = "coverage: share of the rounds that the figure is about (those with a proposal, or all)"
+    return Block(title="Proposals", columns=("value", "95 % interval", "coverage", MEANING), rows=rows, hint=hint)
+
+
+def _positions(p: ProposalResults) -> Block:
+    pairs = zip(p.acceptance_rate_per_position, p.conditional_acceptance_per_position, strict=True)
+    rows = [(f"no. {i}", *rate(kept), percent(reached.value)) for i, (kept, reached) in enumerate(pairs, start=1)]
+    coverage = percent(p.coverage.value)
+    hint = f"accepted: of proposals this long; if reached: of those without a rejection before (coverage {coverage})"
+    return Block(title="Draft token", columns=("accepted", "95 % interval", "if reached"), rows=rows, hint=hint)
+
+
+def _lengths(p: ProposalResults) -> Block:
+    most = max(p.accepted_length_histogram)
+    rows = [(tokens(j), f"{count:,}", Bar(count / most)) for j, count in enumerate(p.accepted_length_histogram)]
+    return Block(title="Accepted", columns=("proposals", ""), rows=rows, beside=True)
+
+
+def _groups(title: str, sections: dict[str, ProposalResults]) -> Block:
+    rows = [
+        (
+            name,
+            f"{section.num_requests:,}",
+            together(*rate(section.acceptance_rate)),
+            together(*number(section.mean_acceptance_length)),
+            percent(section.coverage.value),
+        )
+        for name, section in sections.items()
+    ]
+    columns = ("requests", "acceptance rate", "mean acceptance length", "coverage")
+    return Block(title=title, columns=columns, rows=rows)
+
+
+def _counts(results: RunResults) -> Block:
+    p, kv = results.proposal, results.kv
+    emitted = f"{p.num_emitted_tokens:,} in {p.num_rounds:,} rounds"
+    rows = [
+        ("requests", f"{p.num_requests:,}"),
+        ("output tokens", f"{p.num_output_tokens:,} = {p.num_prefill_tokens:,} by prefills + {emitted}"),
+    ]
+    if p.num_drafts:
+        past_end = f", {p.num_draft_tokens_past_end:,} more behind an end of text" * (p.num_draft_tokens_past_end > 0)
+        rows.append(("draft tokens", f"{p.num_draft_tokens:,} proposed, {p.num_accepted_tokens:,} accepted{past_end}"))
+        reasons = [f"{count:,} {SKIPPED[reason]}" for reason, count in p.skipped.items() if count]
+        rows += [("rounds without any", ", ".join(reasons))] if reasons else []
+    if kv is not None:
+        facts = [f"{kv.num_blocks:,} blocks of {tokens(kv.block_size)}"]
+        facts += [] if kv.blocks_allocated_peak is None else [f"{kv.blocks_allocated_peak:,} used at most"]
+        facts += [] if kv.utilization is None else [f"{percent(kv.utilization)} of slots filled"]
+        facts += [f"{kv.preemptions:,} preemptions"] if kv.preemptions else []
+        rows.append(("KV cache", ", ".join(facts)))
+    return Block(title="Counts", columns=("",), rows=rows)
+
+
+SKIPPED = {
+    "cap": "by the request's own cap",
+    "budget": "near the end of the token budget",
+    "target_max": "at the target's maximum length",
+    "draft_max": "at the draft's maximum length",
+    "disabled": "disabled by batch size",
+    "low_confidence": "draft not confident",
+    "no_match": "no n-gram match",
+}
+
+
+def _timing(timing: TimingResults, *, drafted: bool) -> Block:
+    measured = timing.baseline_tokens_per_second.value is not None
+    alone = timing.baseline_tokens_per_second if measured or drafted else timing.speculative_tokens_per_second
+    rows = []
+    if drafted:
+        speed = number(timing.speculative_tokens_per_second, digits=1, unit=" tokens/s")
+        rows.append(("speculative", *speed, "output tokens / wall time"))
+    rows.append(("baseline", *number(alone, digits=1, unit=" tokens/s"), "the same, the target alone"))
+    if drafted:
+        rows.append(("speed-up", *number(timing.speedup, unit="x"), "speculative / baseline"))
+    if timing.predicted_speedup is not None:
+        rows.append(("speed-up predicted", f"{timing.predicted_speedup:.2f}x", "", "by step times and acceptance"))
+    if timing.draft_cost_ratio is not None:
+        rows.append(("draft cost ratio", f"{timing.draft_cost_ratio:.3f}", "", "draft step / target forward"))
+    if timing.time_to_first_token is not None:
+        rows.append(("first token after", _latency(timing.time_to_first_token), "", "median (95th percentile)"))
+    if timing.time_per_output_token is not None:
+        rows.append(("each further token", _latency(timing.time_per_output_token), "", "median (95th percentile)"))
+    return Block(title="Time", columns=("value", "95 % interval", MEANING), rows=rows)
+
+
+def _time_share(share: TimeShare) -> Block:
+    rows = [
+        (stage, percent(value), Bar(value), TimeShare.model_fields[stage].description or "")
+        for stage, value in share.model_dump().items()
+    ]
+    return Block(title="Where time goes", columns=("share", "", MEANING), rows=rows)
+
+
+def _trust(integrity: IntegrityResults) -> Block:
+    """Output against plain decoding, and the integrity checks: those that failed by name."""
+    output = Line("not compared with plain decoding")
+    if (equality := integrity.baseline_equality) is not None:
+        text = f"{equality.equal:,} equal to plain decoding, {equality.tie:,} tie (differs by rounding), "
+        output = Line(f"{text}{equality.fault:,} fault (a bug)", "alarm" if equality.fault else "")
+    failed = [check for check in integrity.checks if check.verdict == "fail"]
+    passed = sum(check.verdict == "pass" for check in integrity.checks)
+    outcome = f"{passed} passed, {len(failed)} failed" if integrity.checks else "none ran"
+    rows = [
+        ("outputs", output),
+        ("integrity checks", Line(f"{outcome} (level {integrity.level})", "alarm" if failed else "")),
+    ]
+    for check in failed:
+        figures = f"{_figure(check.figure)}, tolerance {_figure(check.tolerance)}"
+        rows.append(("", Line(f"failed: {check.name}: {figures}", "alarm")))
+    return Block(title="Trust", columns=("",), rows=rows)
+
+
+def tokens(count: int) -> str:
+    return f"{count:,} token" + ("" if count == 1 else "s")
+
+
+def percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.1f} %"
+
+
+def rate(estimate: Estimate) -> tuple[str, str]:
+    """A share and its interval."""
+    low_high = estimate.ci95
+    interval = "" if low_high is None else f"{100 * low_high[0]:.1f} to {100 * low_high[1]:.1f}"
+    return percent(estimate.value), interval
+
+
+def number(estimate: Estimate, *, digits: int = 2, unit: str = "") -> tuple[str, str]:
+    """A number and its interval."""
+    if estimate.value is None:
+        return "n/a", ""
+    interval = "" if estimate.ci95 is None else "{:,.{d}f} to {:,.{d}f}".format(*estimate.ci95, d=digits)
+    return f"{estimate.value:,.{digits}f}{unit}", interval
+
+
+def together(value: str, interval: str) -> str:
+    return f"{value} ({interval})" if interval else value
+
+
+def _latency(times: Latency) -> str:
+    return f"{1000 * times.p50:,.1f} ms ({1000 * times.p95:,.1f})"
+
+
+def _figure(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3g}"
