@@ -83,7 +83,8 @@ def _evaluate(
         module = evaluation.module(_Bookkeeper(evaluation, files, status), RunningFigures(loggers))
         device = evaluation.target.model.device
         _trainer(config, run_dir, loggers).test(module, datamodule=evaluation.data, verbose=False)
-        evaluation.target.model.to(device)  # type: ignore[arg-type]  # Lightning moves models to the CPU at the end
+        for loaded in filter(None, (evaluation.target, evaluation.draft)):
+            loaded.model.to(device)  # type: ignore[arg-type]  # Lightning moves models to the CPU at the end
         results = _results(config, evaluation, gate, module, files, started, time.perf_counter() - began)
     write_results(run_dir / "results.json", results)
     write_report(run_dir / "report.md", results)

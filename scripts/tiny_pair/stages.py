@@ -25,7 +25,7 @@ from tiny_pair.training import TargetModule, TimedModule, fit, load_weights, sav
 # Half of the steps see 256 positions, half 512: prompt and continuation stay below 400.
 TARGET_SHAPES = ((16, 256), (8, 512))
 DRAFT_SHAPES = ((10, 384),)
-TEXT_EVERY = 12  # a text batch costs as much as several greedy ones
+TEXT_EVERY = 8  # a text batch costs as much as several greedy ones
 
 
 def load_tokenizer(arguments: Namespace) -> PreTrainedTokenizerFast:

@@ -220,11 +220,12 @@ def _looks_ahead(model: PreTrainedModel, token_ids: Sequence[int], cap: float) -
 
 
 def paged_check(difference: float, max_logit: float, dtype: torch.dtype, *, own_difference: float = 0.0) -> PagedCheck:
-    """The tie tolerance is twice the difference measured, at least two rounding steps, at most the cap (or twice what
-    the model's own implementations differ by, if that is more): a broken cache cannot widen it."""
+    """The tie tolerance is twice the difference measured (two logits may be off by it, in opposite directions), at
+    least two rounding steps. The difference is capped (or by twice what the model's own implementations differ by, if
+    that is more): a broken cache cannot widen it."""
     cap = max(_CAP[dtype] * max_logit, 2 * own_difference)
     floor = min(2 * torch.finfo(dtype).eps * max_logit, cap)
-    return PagedCheck(difference, max_logit, cap, min(max(2 * difference, floor), cap))
+    return PagedCheck(difference, max_logit, cap, max(2 * min(difference, cap), floor))
 
 
 def _paged_logits(

@@ -21,8 +21,16 @@ def test_tie_tolerance_is_at_least_two_rounding_steps() -> None:
 @pytest.mark.parametrize(("dtype", "cap"), [(torch.float32, 1e-4), (torch.bfloat16, 10 / 32)])
 def test_a_broken_cache_cannot_widen_the_tolerance(dtype: torch.dtype, cap: float) -> None:
     check = paged_check(7.0, 10.0, dtype)
-    assert math.isclose(check.tie_tolerance, cap)
+    assert math.isclose(check.tie_tolerance, 2 * cap)
     assert check.max_difference > check.cap
+
+
+def test_two_logits_may_be_off_in_opposite_directions() -> None:
+    """The tolerance itself was capped once. A bfloat16 model whose logits differed by 0.31, allowed 0.32, could then
+    have ties of 0.34 called faults."""
+    check = paged_check(0.31, 10.125, torch.bfloat16)
+    assert check.max_difference < check.cap
+    assert check.tie_tolerance == 0.62
 
 
 def test_attention_is_set_back_also_after_an_error(target: LoadedModel) -> None:

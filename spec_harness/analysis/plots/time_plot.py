@@ -1,0 +1,61 @@
+"""Where the time of an output token goes, beside plain decoding: of one run, or of the jobs of a sweep."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from spec_harness.analysis.points import Point
+from spec_harness.analysis.style import STAGES, new_figure
+from spec_harness.evaluation.results import TimeShare
+
+_NARROW = 0.06  # of the axis: no number fits into a segment below
+
+
+def time_per_token(points: Sequence[Point]) -> Figure | None:
+    """One bar a run: milliseconds of wall time per output token, by stage; a mark where plain decoding stands."""
+    timed = [(point, speed, share) for point in points for speed, share in [_timing(point)] if speed and share]
+    if not timed:
+        return None
+    note = (
+        "Wall time of the speculative run / its output tokens, prefills included; the numbers are shares of the bar. A bar "
+        "that ends left of the black mark beats plain decoding (the target alone, same prompts and engine)."
+    )
+    figure, axes = new_figure(height=1.9 + 0.32 * len(timed), note=note)
+    plain = [_plain_ms(point) for point, _, _ in timed]
+    widest = max([1000 / speed for _, speed, _ in timed] + [ms for ms in plain if ms is not None])
+    rows = range(len(timed))
+    left = [0.0] * len(timed)
+    for stage, color in STAGES.items():
+        shares = [float(getattr(share, stage)) for _, _, share in timed]
+        widths = [share * 1000 / speed for share, (_, speed, _) in zip(shares, timed, strict=True)]
+        bars = axes.barh(rows, widths, left=left, color=color, height=0.62, label=stage, edgecolor="white", linewidth=0.5)
+        texts = [f"{s:.0%}" if w > _NARROW * widest else "" for s, w in zip(shares, widths, strict=True)]
+        dark = stage in ("score", "scheduler")
+        axes.bar_label(bars, texts, label_type="center", fontsize=8, color="white" if dark else "black")
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    marks = [(ms, row) for row, ms in zip(rows, plain, strict=True) if ms is not None]
+    for i, (ms, row) in enumerate(marks):
+        label = "plain decoding" if i == 0 else None
+        axes.plot([ms, ms], [row - 0.42, row + 0.42], color="black", linewidth=2.5, label=label)
+    axes.set_yticks(rows, [point.label for point, _, _ in timed])
+    axes.set_title("Where the time of an output token goes", pad=26)
+    axes.set(xlabel="milliseconds per output token")
+    axes.set(xlim=(0, 1.04 * widest), ylim=(len(timed) - 0.4, -0.6))
+    axes.grid(visible=False, axis="y")
+    # Between title and bars, its right end at theirs: long labels on the left leave it no room there.
+    axes.legend(loc="lower right", bbox_to_anchor=(1.01, 1.0), ncols=7, handlelength=1, columnspacing=1, fontsize=8)
+    return figure
+
+
+def _timing(point: Point) -> tuple[float | None, TimeShare | None]:
+    timing = point.run.results.timing
+    if timing is None:
+        return None, None
+    speed = timing.speculative_tokens_per_second.value or timing.baseline_tokens_per_second.value
+    return speed, timing.time_share
+
+
+def _plain_ms(point: Point) -> float | None:
+    timing = point.run.results.timing
+    speed = None if timing is None else timing.baseline_tokens_per_second.value
+    return 1000 / speed if speed else None

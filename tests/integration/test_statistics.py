@@ -1,0 +1,358 @@
+"""The statistics of real runs: recomputed from their rounds and from the models themselves, tampered with, compared."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_harness.analysis.cli import main as spec_report
+from spec_harness.analysis.compare import Difference, compare
+from spec_harness.analysis.load import Run, load_run, load_sweep
+from spec_harness.evaluation.aggregate import ProposalMetric
+from spec_harness.evaluation.counts import RANK_BINS, ProposalCounts
+from spec_harness.evaluation.results import Estimate, ProposalResults
+from spec_harness.models import ASSETS
+from spec_harness.worker.model_loader import load_pretrained
+from spec_harness.worker.paged_check import dense_logits
+from tests.run_helpers import copy_packaged, generations_of, spec_eval, status_of, working_directory
+
+K = 4
+SAMPLED = ("sampling=temperature", "sampling.temperature=0.8", "sampling.max_new_tokens=24", "data.limit=12")
+
+pytestmark = pytest.mark.usefixtures("clean_process")
+
+
+@pytest.fixture(scope="module")
+def sampled_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("sampled")
+    with working_directory(folder):
+        assert spec_eval(*SAMPLED) == 0
+    return load_run(folder / "run")
+
+
+def rows_of(run: Run, name: str = "rounds") -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(run.directory / f"{name}.parquet").to_pylist()
+    return rows
+
+
+def quotient(above: float, below: float, offset: float = 0.0) -> float | None:
+    return offset + above / below if below else None
+
+
+def naive(rounds: Sequence[dict[str, Any]], k: int, outputs: dict[str, int]) -> dict[str, Any]:
+    """Every pooled figure, by one loop over the rounds and the definitions. ``outputs``: tokens by request."""
+    n: dict[str, float] = defaultdict(float)
+    skipped: dict[str, int] = defaultdict(int)
+    histogram, ranks = [0] * (k + 1), [0] * len(RANK_BINS)
+    beyond, proposed, reached = [0] * k, [0] * k, [0] * k
+    own: dict[str, list[int]] = defaultdict(list)
+    for row in rounds:
+        length, accepted = row["proposal_len"], row["num_accepted"]
+        n["rounds"] += 1
+        n["l"] += length
+        n["a"] += accepted
+        n["n"] += row["num_aligned"]
+        n["e"] += row["num_emitted"]
+        n["past_end"] += row["num_draft_tokens_past_end"]
+        n["eos"] += row["ended_by_accepted_eos"]
+        n["overlap"] += sum(row["expected_acceptance"])
+        n["judged"] += len(row["expected_acceptance"])
+        for name in ("draft_entropy", "target_entropy", "kl_target_draft"):
+            n[name] += sum(row[name])
+        for rank in row["target_rank_in_draft"]:
+            n["compared"] += 1
+            ranks[max(i for i, low in enumerate(RANK_BINS) if rank >= low)] += 1
+        if length == 0:
+            skipped[row["skip_reason"]] += 1
+            continue
+        n["drafts"] += 1
+        histogram[accepted] += 1
+        own[row["request_id"]].append(accepted)
+        for i in range(k):
+            proposed[i] += length > i
+            beyond[i] += accepted > i
+            reached[i] += length > i and accepted >= i
+    lengths = {key: 1 + sum(values) / len(values) for key, values in own.items()}
+    weight = sum(outputs[key] for key in lengths)
+    return {
+        "num_rounds": n["rounds"],
+        "num_drafts": n["drafts"],
+        "num_draft_tokens": n["l"],
+        "num_accepted_tokens": n["a"],
+        "num_aligned_tokens": n["n"],
+        "num_emitted_tokens": n["e"],
+        "num_draft_tokens_past_end": n["past_end"],
+        "rounds_ended_by_accepted_eos": n["eos"],
+        "skipped": dict(skipped),
+        "accepted_length_histogram": histogram,
+        "coverage": quotient(n["drafts"], n["rounds"]),
+        "acceptance_rate": quotient(n["a"], n["l"]),
+        "mean_acceptance_length": quotient(n["a"], n["drafts"], 1.0),
+        "tokens_per_target_pass": quotient(n["e"], n["rounds"]),
+        "acceptance_rate_per_position": [quotient(a, b) for a, b in zip(beyond, proposed, strict=True)],
+        "acceptance_rate_per_position_unconditional": [quotient(a, n["drafts"]) for a in beyond],
+        "conditional_acceptance_per_position": [quotient(a, b) for a, b in zip(beyond, reached, strict=True)],
+        "aligned_rate": quotient(n["n"], n["l"]),
+        "system_efficiency": quotient(n["e"], n["l"] + n["rounds"]),
+        "expected_acceptance_rate": quotient(n["overlap"], n["judged"]),
+        "draft_entropy": quotient(n["draft_entropy"], n["compared"]),
+        "target_entropy": quotient(n["target_entropy"], n["compared"]),
+        "kl_target_draft": quotient(n["kl_target_draft"], n["compared"]),
+        "target_rank_in_draft": ranks,
+        "macro_mean_acceptance_length": quotient(sum(lengths.values()), len(lengths)),
+        "token_weighted_mean_acceptance_length": quotient(
+            sum(length * outputs[key] for key, length in lengths.items()), weight
+        ),
+    }
+
+
+def plain(name: str, section: ProposalResults) -> Any:
+    value = getattr(section, name)
+    if name == "skipped":
+        return {reason: count for reason, count in value.items() if count}
+    if isinstance(value, list):
+        return [item.value if isinstance(item, Estimate) else item for item in value]
+    return value.value if isinstance(value, Estimate) else value
+
+
+def assert_equal(section: ProposalResults, expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        found = plain(name, section)
+        pairs = zip(found, value, strict=True) if isinstance(value, list) else [(found, value)]
+        for ours, theirs in pairs:
+            assert ours == (pytest.approx(theirs, rel=1e-9) if isinstance(theirs, float) else theirs), name
+
+
+def output_tokens(run: Run) -> dict[str, int]:
+    return {str(row["request_id"]): row["output_tokens"] for row in rows_of(run, "requests")}
+
+
+def test_every_pooled_figure_is_that_of_a_naive_loop_over_the_rounds(sampled_run: Run) -> None:
+    rounds, section = rows_of(sampled_run), sampled_run.results.proposal
+    expected = naive(rounds, K, output_tokens(sampled_run))
+    assert_equal(section, expected)
+    others = {"num_requests", "num_prefill_tokens", "num_output_tokens"}
+    assert expected.keys() | others == ProposalResults.model_fields.keys()  # nothing is left out
+    assert (section.num_requests, section.num_prefill_tokens) == (12, 12)
+    assert section.num_output_tokens == 12 + section.num_emitted_tokens
+    assert 0 < section.num_accepted_tokens < section.num_draft_tokens
+    assert sum(section.target_rank_in_draft[1:]) > 0
+
+
+def test_so_is_every_figure_of_the_breakdowns_by_round(sampled_run: Run) -> None:
+    groups: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows_of(sampled_run):
+        groups["proposal_len"][str(row["proposal_len"])].append(row)
+        low = 2 ** math.floor(math.log2(row["context_len"]))
+        groups["context_bucket"][f"{low}-{2 * low - 1}"].append(row)
+    for grouping, members in groups.items():
+        sections = getattr(sampled_run.results.breakdowns, grouping)
+        assert sections.keys() == members.keys()
+        for name, rounds in members.items():
+            outputs: dict[str, int] = defaultdict(int)  # prefills belong to no round
+            for row in rounds:
+                outputs[row["request_id"]] += row["num_emitted"]
+            assert_equal(sections[name], naive(rounds, K, outputs))
+
+
+def test_entropies_divergence_and_rank_are_those_of_the_dense_models(sampled_run: Run) -> None:
+    """From the raw logits of both models on the tokens before each drafted one, by the definitions."""
+    device = torch.device("cpu")
+    draft, target = (
+        load_pretrained(str(ASSETS / role), where=role, device=device, dtype="float32") for role in ("draft", "target")
+    )
+    texts = {
+        row["request_id"]: row["prompt_token_ids"] + row["token_ids"] for row in generations_of(sampled_run.directory)
+    }
+    drafted = [row for row in rows_of(sampled_run) if row["proposal_len"] > 1][::17]
+    assert len(drafted) > 3
+    for row in drafted:
+        tokens = texts[row["request_id"]][: row["context_len"]] + row["draft_token_ids"]
+        with torch.inference_mode():
+            q, p = (dense_logits(model, tokens).double().log_softmax(-1) for model in (draft, target))
+        judged = len(row["expected_acceptance"])
+        assert judged == min(row["num_accepted"] + 1, row["proposal_len"])
+        for i in range(judged):
+            at = row["context_len"] - 1 + i
+            ours, theirs = q[at], p[at]
+            assert row["draft_entropy"][i] == pytest.approx(float(-(ours.exp() * ours).sum()), abs=1e-4)
+            assert row["target_entropy"][i] == pytest.approx(float(-(theirs.exp() * theirs).sum()), abs=1e-4)
+            assert row["kl_target_draft"][i] == pytest.approx(float((theirs.exp() * (theirs - ours)).sum()), abs=1e-4)
+            order = ours.argsort(descending=True).tolist()
+            assert row["target_rank_in_draft"][i] == 1 + order.index(int(theirs.argmax()))
+            overlap = torch.minimum(*((x[at] / 0.8).softmax(-1) for x in (q, p))).sum()
+            assert row["expected_acceptance"][i] == pytest.approx(float(overlap), abs=1e-4)
+
+
+def test_every_estimate_of_enough_requests_has_an_interval_around_it(sampled_run: Run) -> None:
+    sections: list[Any] = [sampled_run.results.proposal, sampled_run.results.timing]
+    estimates = [(name, value) for section in sections for name, value in section if isinstance(value, Estimate)]
+    for name in ("acceptance_rate_per_position", "conditional_acceptance_per_position"):
+        estimates += [(name, value) for value in getattr(sampled_run.results.proposal, name)]
+    assert len(estimates) > 15
+    for name, estimate in estimates:
+        assert (estimate.ci95 is not None) == (estimate.n >= 8), name
+        if estimate.ci95 is not None:
+            low, high = estimate.ci95
+            assert low <= (estimate.value or 0.0) * (1 + 1e-9), name
+            assert high >= (estimate.value or 0.0) * (1 - 1e-9), name
+    # Each step is split over its sequences, so their shares are the wall time.
+    timing = sampled_run.results.timing
+    assert timing is not None
+    spent = sum(row["engine_s"] for row in rows_of(sampled_run, "requests"))
+    shares = sum(output_tokens(sampled_run).values()) / spent
+    assert timing.speculative_tokens_per_second.value == pytest.approx(shares, rel=0.05)
+
+
+TAMPERED: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("num_accepted_tokens", lambda n: n + 1, "sum of j * accepted_length_histogram[j] = num_accepted_tokens"),
+    ("num_draft_tokens", lambda n: n - 1, "sum over requests = pooled num_draft_tokens"),
+    ("kl_target_draft_sum", lambda x: x + 1e-3, "sum over requests = pooled kl_target_draft_sum"),
+    ("target_rank_in_draft", lambda bars: [bars[0] + 1, *bars[1:]], "sum over requests = pooled target_rank_in_draft"),
+]
+
+
+@pytest.mark.parametrize(("name", "tamper", "identity"), TAMPERED, ids=[row[0] for row in TAMPERED])
+def test_a_count_that_was_tampered_with_fails_the_run(
+    name: str, tamper: Any, identity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute: Callable[[ProposalMetric], ProposalCounts] = ProposalMetric.compute
+
+    def tampered(self: ProposalMetric) -> ProposalCounts:
+        counts = compute(self)
+        setattr(counts, name, tamper(getattr(counts, name)))
+        return counts
+
+    monkeypatch.setattr(ProposalMetric, "compute", tampered)
+    assert spec_eval("data.limit=3", "sampling.max_new_tokens=6", "baseline=off") == 1
+    status = status_of(Path("run"))
+    assert status["state"] == "failed"
+    assert status["error"].startswith(f"IdentityError: identity broken: {identity}")
+    assert not Path("run/results.json").exists()
+
+
+def test_several_samples_of_a_prompt_are_one_request() -> None:
+    samples = ("sampling=temperature", "sampling.n=3", "data.limit=2", "sampling.max_new_tokens=8", "baseline=off")
+    assert spec_eval(*samples) == 0
+    run = load_run("run")
+    rows, section = rows_of(run, "requests"), run.results.proposal
+    assert sorted((row["request_id"], row["sample"]) for row in rows) == sorted(
+        (request_id, sample) for request_id in output_tokens(run) for sample in range(3)
+    )
+    assert (section.num_requests, section.num_prefill_tokens) == (2, 6)
+    assert section.num_output_tokens == 6 + section.num_emitted_tokens == sum(row["output_tokens"] for row in rows)
+    totals: dict[str, int] = defaultdict(int)
+    for row in rows:
+        totals[row["request_id"]] += row["output_tokens"]
+    assert_equal(section, naive(rows_of(run), K, totals))
+    assert section.acceptance_rate.n == 2
+    assert section.acceptance_rate.ci95 is None
+
+
+def test_proposals_longer_than_the_output_are_cut_to_it() -> None:
+    """Three tokens: the prefill emits one, so a round may propose one, and none where one token is left."""
+    assert spec_eval("proposal.max_proposal_len=8", "sampling.max_new_tokens=3", "data.limit=8", "baseline=off") == 0
+    run = load_run("run")
+    section = run.results.proposal
+    for row in rows_of(run):
+        left = 2 if row["round"] == 0 else 1  # the first round may have emitted one
+        assert row["proposal_len"] == left - 1
+        assert row["skip_reason"] == (None if left > 1 else "budget")
+    rejected = section.num_drafts - section.num_accepted_tokens
+    assert section.skipped["budget"] == rejected  # the recovered token left one token to go
+    assert section.accepted_length_histogram == [rejected, section.num_accepted_tokens] + [0] * 7
+    assert [rate.value for rate in section.acceptance_rate_per_position[1:]] == [None] * 7
+    assert set(output_tokens(run).values()) == {3}
+
+
+def damaged_draft(folder: Path, *, noise: float) -> Path:
+    """The packaged draft with noise on its weights."""
+    path = copy_packaged("draft", folder) / "model.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(path)
+    for name, weight in weights.items():
+        weights[name] = weight + noise * weight.float().std() * torch.randn(weight.shape, generator=generator).to(
+            weight
+        )
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+def compared(a: str | Path, b: str | Path) -> dict[str, Difference]:
+    return {difference.name: difference for difference in compare(load_run(a), load_run(b))}
+
+
+def test_the_same_draft_with_another_seed_differs_by_noise_only(
+    sampled_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spec_eval(*SAMPLED, "sampling.seed=1", "baseline=off") == 0
+    found = compared(sampled_run.directory, "run")
+    for name in ("acceptance_rate", "mean_acceptance_length", "tokens_per_target_pass"):
+        difference = found[name]
+        assert difference.ci95 is not None
+        assert difference.ci95[0] < 0 < difference.ci95[1]
+        assert (difference.change, difference.verdict) != (0, "unknown")
+    capsys.readouterr()
+    assert spec_report(["compare", str(sampled_run.directory), "run"]) == 0
+    assert "Acceptance: the difference is within noise" in capsys.readouterr().out
+
+
+def test_a_damaged_draft_is_found_to_be_worse(sampled_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    draft = damaged_draft(Path("damaged"), noise=1.0)
+    assert spec_eval(*SAMPLED, "draft=hf", f"draft.path={draft}", "baseline=off") == 0
+    found = compared(sampled_run.directory, "run")
+    for name in ("acceptance_rate", "mean_acceptance_length", "tokens_per_target_pass"):
+        ci95 = found[name].ci95
+        assert ci95 is not None
+        assert ci95[1] < 0
+        assert found[name].verdict == "A higher"
+    capsys.readouterr()
+    assert spec_report(["compare", str(sampled_run.directory), "run"]) == 0
+    assert "Acceptance: A's proposals are accepted more often" in capsys.readouterr().out
+
+
+def test_runs_with_other_prompts_are_not_compared(sampled_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert spec_eval(*SAMPLED, "data.limit=9", "baseline=off") == 0
+    capsys.readouterr()
+    assert spec_report(["compare", str(sampled_run.directory), "run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "prompts: 12 requests against 9" in line
+
+
+def test_what_a_run_prints_is_what_show_prints_and_report_md_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert spec_eval("data.limit=3", "sampling.max_new_tokens=6") == 0
+    printed = capsys.readouterr().out
+    assert spec_report(["show", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert printed.splitlines()[:-1] == shown.splitlines()[:-1]  # the last line names the folder
+    assert "Only 3 requests: no intervals" in shown.replace("\n", " ")
+    report = Path("run/report.md").read_text()
+    results = load_run("run").results
+    for note in results.notes:
+        assert note in report.replace("\\", "")
+    assert f"| acceptance rate | {100 * (results.proposal.acceptance_rate.value or 0):.1f} % |" in report
+
+
+@pytest.mark.slow
+def test_a_sweep_is_shown_best_first_with_its_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    points = ("proposal.max_proposal_len=1,4", "kv_cache.num_blocks=null,1")
+    assert spec_eval("-m", *points, "data.limit=8", "sampling.max_new_tokens=12", "hydra.sweep.dir=sweep") == 1
+    capsys.readouterr()
+    assert spec_report(["show", "sweep"]) == 0
+    out = capsys.readouterr().out
+    assert "4 jobs, 2 with results" in out
+    assert out.count("failed") == 2
+    sweep = load_sweep("sweep")
+    ranked = sweep.jobs.dropna(subset=["speedup"]).sort_values("speedup", ascending=False)
+    rows = [line.split()[0] for line in out.splitlines() if line.startswith(tuple(f" {i} " for i in range(4)))]
+    assert rows[:2] == list(ranked.job)
+    assert [job.name for job in sweep.failures] == rows[2:]
+    assert all("kv_cache.num_blocks=1 is too small" in (job.error or "") for job in sweep.failures)
+    assert set(ranked["proposal.max_proposal_len"]) == {1, 4}

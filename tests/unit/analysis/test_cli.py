@@ -1,0 +1,159 @@
+"""The command spec-report: what it prints, and its one line where it cannot."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_harness.analysis.cli import main
+from spec_harness.evaluation.results import BaselineEquality, Estimate, IntegrityResults, TimingResults
+from tests.unit.analysis.conftest import config
+from tests.unit.evaluation.conftest import _random_requests
+
+Save = Callable[..., Path]
+
+
+def timing(speedup: float | None, *, tokens_per_second: float = 100.0) -> TimingResults:
+    interval = None if speedup is None else (speedup - 0.1, speedup + 0.1)
+    return TimingResults(
+        speculative_tokens_per_second=Estimate(value=tokens_per_second, n=10),
+        baseline_tokens_per_second=Estimate(value=None, n=0),
+        speedup=Estimate(value=speedup, ci95=interval, n=10),
+    )
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    assert main([str(argument) for argument in arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert all(len(line) <= 100 for line in out.splitlines() if not line.startswith("Files: "))
+    return out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_show_prints_the_run_s_own_table(save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(tmp_path / "run", notes=["mind the gap"])
+    out = printed(capsys, "show", run)
+    for words in (
+        "acceptance rate",
+        "95 % interval",
+        "coverage",
+        "near the end of the token budget",
+        "integrity checks",
+    ):
+        assert words in out
+    assert " - mind the gap" in out
+    assert out.splitlines()[-1] == f"Files: {run}"
+
+
+def test_show_of_a_sweep_has_the_best_job_first(
+    save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job, speedup in enumerate((1.1, 0.9, 1.4)):
+        overrides = (f"proposal.max_proposal_len={job + 1}", "data.limit=10")
+        save_run(tmp_path / str(job), overrides=overrides, timing=timing(speedup))
+    save_run(tmp_path / "3", overrides=("proposal.max_proposal_len=64",), error="UserError: no room [for] that")
+    out = printed(capsys, "show", tmp_path)
+    assert "4 jobs, 3 with results" in out
+    assert "Fastest: job 2 (max_proposal_len=3, limit=10), 1.40x plain decoding." in out
+    rows = [line for line in out.splitlines() if "max_proposal_len=" in line and line.startswith(" ")]
+    assert [row.split()[0] for row in rows] == ["2", "0", "1", "3"]
+    assert "1.40x (1.30 to 1.50)" in rows[0]
+    assert rows[3].split()[-5:] == ["UserError:", "no", "room", "[for]", "that"]
+    assert "failed" in rows[3]
+
+
+def test_a_sweep_without_baselines_is_ranked_by_its_speed(
+    save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job, speed in enumerate((50.0, 70.0)):
+        save_run(tmp_path / str(job), timing=timing(None, tokens_per_second=speed))
+    out = printed(capsys, "show", tmp_path)
+    assert "tokens/s" in out
+    assert "speed-up " not in out
+    assert out.index("70.0") < out.index("50.0")
+
+
+def test_compare_says_which_is_better(save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = _random_requests(0, max_proposal_len=4, num_requests=30)
+    worse = _random_requests(0, max_proposal_len=4, num_requests=30)
+    for record in worse:
+        record.rounds = [
+            type(own)(**{**vars(own), "num_accepted": 0, "num_emitted": 1, "ended_by_accepted_eos": False})
+            for own in record.rounds
+        ]
+    a = save_run(tmp_path / "a", requests, timing=timing(None))
+    b = save_run(tmp_path / "b", worse, timing=timing(None), config=config(draft__path="models/bad"))
+    out = printed(capsys, "compare", a, b)
+    assert "Acceptance: A's proposals are accepted more often, B - A is -" in out.replace("\n", " ")
+    assert "Tokens: A yields more tokens a pass of the target" in out
+    assert "Speed: the difference is within noise, B / A is 1.00x" in out
+    assert "draft.path models/draft -> models/bad" in out
+    assert "Longer proposals" not in out
+
+
+def test_compare_of_a_run_with_itself(save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(tmp_path / "run")
+    out = printed(capsys, "compare", run, run)
+    assert "Acceptance: the difference is within noise, B - A is 0.0 points (95 %: 0.0 to 0.0)." in out
+    assert "not what the machine did" in out.replace("\n", " ")
+
+
+def test_compare_warns_of_figures_that_must_not_be_used(
+    save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = IntegrityResults(level="off", baseline_equality=BaselineEquality(equal=1, tie=0, fault=2))
+    a, b = save_run(tmp_path / "a"), save_run(tmp_path / "b", integrity=broken)
+    assert "Do not use the figures of B: 2 outputs differ from plain decoding." in printed(capsys, "compare", a, b)
+
+
+def test_longer_proposals_are_no_fair_comparison_of_acceptance(
+    save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = save_run(tmp_path / "a"), save_run(tmp_path / "b", config=config(proposal__max_proposal_len=2))
+    assert "Longer proposals have a lower acceptance rate by themselves" in printed(capsys, "compare", a, b)
+
+
+def test_mistakes_cost_one_line(save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(tmp_path / "run")
+    other = save_run(tmp_path / "other", config=config(sampling__temperature=0.0))
+    assert "sampling.temperature is 0.7 in one and 0.0 in the other" in refused(capsys, "compare", run, other)
+    assert "is no directory" in refused(capsys, "show", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "holds no run and no sweep" in refused(capsys, "show", tmp_path / "empty")
+    assert "results.json" in refused(capsys, "compare", run, tmp_path)
+    assert "the run failed: ValueError" in refused(capsys, "show", save_run(tmp_path / "bad", error="ValueError: x"))
+    for arguments in ((), ("shoe",), ("show",), ("compare", run), ("show", run, "--loud")):
+        assert "--help" in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(("argument", "words"), [("--help", "compare"), ("--version", "spec-harness")])
+def test_help_and_version(argument: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([argument])
+    assert caught.value.code == 0
+    assert words in capsys.readouterr().out
+
+
+def test_showing_needs_neither_torch_nor_pandas(save_run: Save, tmp_path: Path) -> None:
+    """They take seconds to import."""
+    run = save_run(tmp_path / "run")
+    heavy = ("torch", "lightning", "transformers", "wandb", "torchmetrics", "pandas", "scipy.stats")
+    script = (
+        "import sys; from spec_harness.analysis.cli import main; "
+        f"main(['show', {str(run)!r}]); main(['show', {str(tmp_path)!r}]); "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
