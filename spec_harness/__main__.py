@@ -81,10 +81,24 @@ def _run_once(request: Request, plan: Plan) -> int:
 def _sweep(request: Request, plan: Plan) -> int:
     earlier = job_stamps(plan.output_dir)
     code = _start_hydra(_run_sweep_job, _with_output_dir(request, plan))
+    _summarize(plan.output_dir)
     failures = failed_jobs(plan.output_dir, earlier)
     for line in failures:
         print(f"error: {line}", file=sys.stderr)
     return 1 if failures else code
+
+
+def _summarize(sweep_dir: Path) -> None:
+    """All jobs of the directory in one table. It tells nothing that the jobs' own files do not, so that its failure is
+    none of the sweep's."""
+    from spec_harness.analysis.sweep_summary import MARKDOWN, write_sweep_summary
+
+    try:
+        write_sweep_summary(sweep_dir)
+    except Exception as error:
+        log.warning("no summary of the sweep: %s", error)
+    else:
+        print(f"All jobs: {sweep_dir / MARKDOWN}")
 
 
 def _run_job(cfg: DictConfig) -> None:

@@ -140,6 +140,7 @@ def _results(
 ) -> RunResults:
     first, target, draft = evaluation.passes[0], evaluation.target, evaluation.draft
     k = evaluation.settings.max_proposal_len
+    equality = _equality(config, evaluation)
     counts = module.proposals.compute()
     per_request = counts_by_request(first.records, max_proposal_len=k)
     check_identities(
@@ -151,7 +152,7 @@ def _results(
         + module.follow_ups,
     )
     results = RunResults(
-        status="done",
+        status="failed" if equality is not None and equality.fault else "done",
         mode="run",
         config=asdict(config),
         provenance=provenance(
@@ -164,7 +165,7 @@ def _results(
             started_at=started,
             duration_s=duration_s,
         ),
-        integrity=integrity_results(config.integrity, target, draft, gate, _equality(config, evaluation)),
+        integrity=integrity_results(config.integrity, target, draft, gate, equality),
         proposal=proposal_results(counts, list(per_request.values())),
         timing=timing_results(evaluation.passes, counts, _step_times(evaluation)),
         kv=kv_results(first, evaluation.settings, target, draft),

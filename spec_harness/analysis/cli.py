@@ -26,6 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
         if arguments.command == "show":
             _show(arguments.directory)
+        elif arguments.command == "plot":
+            _plot(arguments.directory)
+        elif arguments.command == "html":
+            _html(arguments.directory)
         else:
             _compare(arguments.directory_a, arguments.directory_b)
     except UserError as error:
@@ -46,6 +50,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Prints the table of a run, with intervals and notes, or of a sweep: best speed-up first.",
     )
     show.add_argument("directory", type=Path, metavar="DIR", help="of a run or of a sweep")
+    plot = commands.add_parser(
+        "plot",
+        help="the figures of a run or a sweep, as files",
+        description="Draws the figures of a run or a sweep into DIR/figures, each as PNG and SVG.",
+    )
+    plot.add_argument("directory", type=Path, metavar="DIR", help="of a run or of a sweep")
+    html = commands.add_parser(
+        "html",
+        help="one file to mail: figures, tables, outputs; of a sweep also which draft and length to use",
+        description="Writes DIR/report.html, which needs no other file and no network. That of a sweep ends with what to "
+        "use, and why.",
+    )
+    html.add_argument("directory", type=Path, metavar="DIR", help="of a run or of a sweep")
     compare = commands.add_parser(
         "compare",
         help="two runs on the same prompts: which is better, or is it noise?",
@@ -68,6 +85,20 @@ def _show(directory: Path) -> None:
     jobs, console = find_jobs(directory), plain_console()
     print_headline(console, sweep_headline(jobs, name=str(directory)))
     print_blocks(console, sweep_blocks(jobs))
+
+
+def _plot(directory: Path) -> None:
+    """matplotlib is imported here, and for the page, only."""
+    from spec_harness.analysis.plots import plot
+
+    for path in plot(directory):
+        print(path)
+
+
+def _html(directory: Path) -> None:
+    from spec_harness.analysis.html_report import write_html
+
+    print(write_html(directory))
 
 
 def _compare(directory_a: Path, directory_b: Path) -> None:

@@ -18,7 +18,7 @@ from spec_harness.analysis.style import NO_METADATA, styled
 from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
 from spec_harness.analysis.verdict import Verdict, verdict
 from spec_harness.evaluation.results import RunResults, replace_text
-from spec_harness.evaluation.tables import Bar, Block, Line, blocks, headline
+from spec_harness.evaluation.tables import WORDS, Bar, Block, Line, blocks, headline
 from spec_harness.evaluation.token_view import legend_html, tokens_html
 
 WORST = 5  # generations shown in full
@@ -28,13 +28,14 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-
 h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 2px solid #0072B2; }
 p, li { overflow-wrap: anywhere; }
-figure { margin: 1.2rem 0; overflow-x: auto; }
-figure svg { display: block; width: 100%; min-width: 32rem; max-width: 46rem; height: auto; }
+figure { margin: 1.2rem 0; }
+figure svg { display: block; width: 100%; max-width: 46rem; height: auto; }
 .table { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .87rem; }
 th, td { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd; }
 th { border-bottom: 2px solid #666; white-space: nowrap; }
 td:first-child { white-space: nowrap; }
+td:last-child:not(.number) { min-width: 12rem; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .bar { background: #0072B2; height: .8em; min-width: 1px; }
 .hint { color: #555; font-size: .82rem; margin: .2rem 0 0; }
@@ -130,9 +131,8 @@ def inline_svg(figure: Figure, name: str) -> str:
 
 
 def _table(block: Block) -> str:
-    """Columns of figures, which have a name and more than words in them, are right-aligned."""
-    numeric = [column not in ("", "settings", "what it is", "why", "verdict") for column in block.columns]
-    kinds = ["", *(' class="number"' if is_number else "" for is_number in numeric)]
+    """Columns of figures are right-aligned."""
+    kinds = ["", *(' class="number"' if column and column not in WORDS else "" for column in block.columns)]
     head = "".join(
         f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, [block.title, *block.columns], strict=True)
     )

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from spec_harness.analysis.jobs import Job, find_jobs, read_run
 from spec_harness.errors import UserError
-from spec_harness.evaluation.results import Estimate, RunResults
+from spec_harness.evaluation.results import Estimate, RunResults, read_results
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def load_sweep(directory: str | Path) -> Sweep:
 
 def latest_run(outputs: str | Path = "outputs") -> Path:
     """The directory of the newest finished single run below ``outputs``. Raises ``UserError`` if there is none."""
-    found = sorted(Path(outputs).glob("*/results.json"), key=lambda path: path.stat().st_mtime)
+    paths = sorted(Path(outputs).glob("*/results.json"), key=lambda path: path.stat().st_mtime)
+    found = [path for path in paths if read_results(path).status == "done"]
     if not found:
         raise UserError(f"{outputs}: no finished run; make one with spec-eval")
     return found[-1].parent

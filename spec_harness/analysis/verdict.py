@@ -27,32 +27,42 @@ def verdict(points: Sequence[Point]) -> Verdict | None:
     if not ranked:
         return None
     best, others = ranked[0], ranked[1:]
-    what = ", ".join([f"draft {best.draft}", f"proposal length {best.k}", *(f"{k}={v}" for k, v in best.others.items())])
+    left_out = [p.label for p in points if p.draft != NOBODY and p not in drafting]
+    checks = [f"No candidate, since the target as its own draft is a check: {'; '.join(left_out)}."] * bool(left_out)
+    what = ", ".join(
+        [f"draft {best.draft}", f"proposal length {best.k}", *(f"{k}={v}" for k, v in best.others.items())]
+    )
     if not compared:
         headline = f"The fastest is {what}: {_with_interval(_speed(best), ' tokens/s', 0)}."
         reasons = ["Plain decoding was not run as well (baseline=off): this does not say whether speculation pays."]
-        return Verdict(best, headline, reasons + _slower(best, others, _paired))
+        return Verdict(best, headline, reasons + _slower(best, others, _paired) + checks)
     speed = f"{_with_interval(_speedup(best), 'x')} the speed of plain decoding"
     if _gain(best) > 1:
         sure = _certainty(_speedup(best)) == []
         headline = f"{'Use' if sure else 'If at all, use'} {what}. Expect {speed}."
     else:
         headline = f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
-    return Verdict(best, headline, [*_certainty(_speedup(best)), _balance(best), *_slower(best, others, _apart)])
+    return Verdict(
+        best, headline, [*_certainty(_speedup(best)), _balance(best), *_slower(best, others, _apart), *checks]
+    )
 
 
 def _certainty(speedup: Estimate) -> list[str]:
     if speedup.ci95 is None:
         return ["Too few requests for an interval: the figure may be far off."]
     if speedup.ci95[0] <= 1 <= speedup.ci95[1]:
-        return ["The interval contains 1: with other prompts of this kind it could as well be slower; measure more prompts."]
+        return [
+            "The interval contains 1: with other prompts of this kind it could as well be slower; measure more prompts."
+        ]
     return []
 
 
 def _balance(best: Point) -> str:
     p, timing = best.run.results.proposal, best.run.results.timing
     gain = p.tokens_per_target_pass.value
-    text = f"Each pass of the target yields {gain:.2f} tokens instead of 1" if gain is not None else "It yields no tokens"
+    text = (
+        f"Each pass of the target yields {gain:.2f} tokens instead of 1" if gain is not None else "It yields no tokens"
+    )
     if p.acceptance_rate.value is not None:
         text += f" ({p.acceptance_rate.value:.0%} of the draft's tokens are accepted)"
     if timing is not None and timing.time_share is not None and gain is not None and timing.speedup.value:

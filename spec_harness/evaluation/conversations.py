@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from spec_harness.errors import UserError
 from spec_harness.evaluation.data import PromptEncoder
 from spec_harness.evaluation.module import Pass
 from spec_harness.evaluation.prompts import PromptRow
@@ -17,14 +18,17 @@ class Conversations:
     encoder: PromptEncoder
     rows: dict[str, PromptRow]
     _history: dict[tuple[str, str], list[RequestRecord]] = field(default_factory=lambda: defaultdict(list))
-    cut_short: set[str] = field(default_factory=set)  # conversations whose next turn no longer fits the target
+    cut_short: set[str] = field(default_factory=set)  # conversations whose next turn could not be asked
 
     def next_turn(self, current: Pass, record: RequestRecord) -> Request | None:
         row, history = self.rows[record.request_id], self._history[current.name, record.request_id]
         history.append(record)
         if row.turns is None or len(history) >= len(row.turns):
             return None
-        following = self.encoder.next_turn(row, history)
+        try:
+            following = self.encoder.next_turn(row, history)
+        except UserError:  # the template refuses the turn: not worth losing what is finished
+            following = None
         if following is None:
             self.cut_short.add(row.id)
         return following
@@ -32,4 +36,7 @@ class Conversations:
     def notes(self) -> list[str]:
         if not self.cut_short:
             return []
-        return [f"{len(self.cut_short)} conversations ended early: their next turn did not fit the target's length."]
+        return [
+            f"{len(self.cut_short)} conversations ended early: their next turn did not fit the "
+            "target's length or its chat template."
+        ]

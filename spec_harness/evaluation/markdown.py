@@ -14,18 +14,18 @@ def write_report(path: Path, results: RunResults) -> None:
 
 def report_text(results: RunResults) -> str:
     who, *answers = headline(results)
-    parts = [f"# spec_harness: {_escaped(who.text)}", *(f"**{_escaped(line.text)}**" for line in answers)]
+    parts = [f"# spec_harness: {escaped(who.text)}", *(f"**{escaped(line.text)}**" for line in answers)]
     for block in blocks(results):
-        parts.append(_table(block))
+        parts.append(table_text(block))
         parts += [block.hint] if block.hint else []
     if results.notes:
-        parts += ["## Notes", "\n".join(f"- {_escaped(note)}" for note in results.notes)]
+        parts += ["## Notes", "\n".join(f"- {escaped(note)}" for note in results.notes)]
     started = results.provenance.started_at.strftime("%Y-%m-%d %H:%M")
     parts.append(f"Started {started}, {results.provenance.duration_s:.0f} s on {results.provenance.device}.")
     return "\n\n".join(parts) + "\n"
 
 
-def _table(block: Block) -> str:
+def table_text(block: Block) -> str:
     rules = [":--", *("--:" if column and column not in WORDS else ":--" for column in block.columns)]
     rows = [[block.title, *block.columns], rules, *([_cell(cell) for cell in row] for row in block.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -35,11 +35,11 @@ def _cell(cell: str | Bar | Line) -> str:
     if isinstance(cell, Bar):
         return "\N{FULL BLOCK}" * max(round(cell.share * BAR_WIDTH), int(cell.share > 0))
     if isinstance(cell, Line):
-        return f"**{_escaped(cell.text)}**" if cell.tone else _escaped(cell.text)
-    return _escaped(cell)
+        return f"**{escaped(cell.text)}**" if cell.tone else escaped(cell.text)
+    return escaped(cell)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Names and paths are no markup."""
     for character in "\\|*_<[`":
         text = text.replace(character, f"\\{character}")

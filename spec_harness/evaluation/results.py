@@ -27,7 +27,7 @@ class Estimate(_Section):
 
     value: float | None = Field(description="point estimate; null if its denominator is zero or unknown")
     ci95: tuple[float, float] | None = Field(
-        default=None, description="95 % interval [low, high]; null if not computed"
+        default=None, description="95 % interval [low, high]; null if fewer than 8 requests contribute"
     )
     n: Count = Field(description="requests that contribute, i.e. whose own denominator is not zero")
 
@@ -205,7 +205,9 @@ class RunResults(_Section):
     """One results.json."""
 
     schema_version: Literal[1] = Field(default=SCHEMA_VERSION, description="raised when a key changes its meaning")
-    status: Literal["done", "failed"] = Field(description="failed: the figures cover the requests finished before")
+    status: Literal["done", "failed"] = Field(
+        description="failed: outputs differ from plain decoding, do not use it"
+    )
     mode: Literal["run", "trace", "replay", "profile"] = Field(description="what kind of run this was")
     config: dict[str, JsonValue] = Field(description="the resolved configuration")
     provenance: Provenance = Field(description="which code, models and machine, and when")

@@ -144,9 +144,7 @@ class RunFiles:
         self.finalize()
 
 
-def write_token_texts(
-    path: Path, requests: Iterable[RequestRecord], text_of: Callable[[int], str]
-) -> dict[int, str]:
+def write_token_texts(path: Path, requests: Iterable[RequestRecord], text_of: Callable[[int], str]) -> dict[int, str]:
     """Writes and returns what each token id in the outputs and proposals says: to read them without the tokenizer."""
     ids: set[int] = set()
     for request in requests:

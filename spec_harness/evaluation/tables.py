@@ -57,7 +57,7 @@ def headline(results: RunResults) -> list[Line]:
     equality = results.integrity.baseline_equality
     speedup = results.timing.speedup.value if results.timing else None
     if results.status == "failed":
-        lines.append(Line("The run FAILED: the figures cover only the requests finished before.", "alarm"))
+        lines.append(Line("The run FAILED: do not use its figures.", "alarm"))
     if any(check.verdict == "fail" for check in results.integrity.checks):
         lines.append(Line("Do not use these figures: an integrity check failed, see below.", "alarm"))
     if equality is not None and equality.fault:

@@ -1,6 +1,10 @@
-"""What W&B shows as tables and charts: requests with their tokens colored, the worst ones, time shares, positions."""
+"""What W&B shows as tables and charts: requests, the worst ones, their tokens in colors, time shares, positions.
+
+All of it lies in files of the run: see ``FileTable``.
+"""
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -8,15 +12,19 @@ import wandb
 
 from spec_harness.evaluation.results import RunResults
 from spec_harness.evaluation.run_files import request_row
-from spec_harness.evaluation.token_view import token_kinds, tokens_html
+from spec_harness.evaluation.token_view import legend_html, token_kinds, tokens_html
 from spec_harness.spec_decode.records import RequestRecord
 
 POSITION = "position/draft_token"  # the axis of the per-position lines: 1 is the first draft token of a proposal
-MAX_REQUESTS = 100  # rows of the request table: each carries a file of its own
+MAX_REQUESTS = 100  # rows of the request table; requests.parquet has them all
 WORST = 10
-TOKENS = "tokens (green: accepted, orange: recovered, blue: bonus, gray: target alone)"
-_TEXTS = ("request_id", "turn", "sample", "category")
-_FIGURES = (
+_COLUMNS = (
+    "request_id",
+    "turn",
+    "sample",
+    "category",
+    "prompt",
+    "text",
     "output_tokens",
     "rounds",
     "draft_tokens",
@@ -31,6 +39,13 @@ _FIGURES = (
 )
 
 
+class FileTable(wandb.Table):
+    """A table that is a file of the run. W&B's own also makes an artifact, whose record names its staged file by an
+    absolute path: synced after the run's folder was moved, the table would be lost, and its panel with it."""
+
+    _log_type = "table-file"  # W&B makes the artifact for its own class's type alone
+
+
 def media(results: RunResults, records: Sequence[RequestRecord], texts: Mapping[int, str]) -> dict[str, Any]:
     """Histograms and tables by their W&B key, for one record. ``texts``: what each token id says."""
     found: dict[str, Any] = {}
@@ -43,11 +58,13 @@ def media(results: RunResults, records: Sequence[RequestRecord], texts: Mapping[
     share = results.timing.time_share if results.timing else None
     if share is not None:
         rows = [[stage, value, type(share).model_fields[stage].description] for stage, value in share]
-        found["time_share"] = wandb.Table(columns=["stage", "share of wall time", "what it is"], data=rows)
+        found["time_share"] = FileTable(columns=["stage", "share of wall time", "what it is"], data=rows)
     if records:
-        found["requests"] = _table(records[:MAX_REQUESTS], texts)
         judged = [(rate, i) for i, record in enumerate(records) if (rate := _acceptance(record)) is not None]
-        found["worst_requests"] = _table([records[i] for _, i in sorted(judged)[:WORST]], texts)
+        chosen = {"requests": records[:MAX_REQUESTS], "worst_requests": [records[i] for _, i in sorted(judged)[:WORST]]}
+        for name, some in chosen.items():
+            found[name] = _table(some)
+            found[f"{name}_tokens"] = wandb.Html(_page(some, texts), inject=False)
     return found
 
 
@@ -80,12 +97,21 @@ def _acceptance(record: RequestRecord) -> float | None:
     return sum(round_.num_accepted for round_ in record.rounds) / proposed if proposed else None
 
 
-def _table(records: Sequence[RequestRecord], texts: Mapping[int, str]) -> wandb.Table:
-    table = wandb.Table(columns=[*_TEXTS, "prompt", "text", TOKENS, *_FIGURES], allow_mixed_types=True)
+def _table(records: Sequence[RequestRecord]) -> wandb.Table:
+    table = FileTable(columns=list(_COLUMNS), allow_mixed_types=True)
     for record in records:
-        row = request_row(record)
-        kinds = token_kinds((round_.proposal_len, round_.num_accepted, round_.num_emitted) for round_ in record.rounds)
-        colored = wandb.Html(tokens_html(record.token_ids, kinds, texts), inject=False)
-        cells = [record.prompt, record.text, colored]
-        table.add_data(*(row[name] for name in _TEXTS), *cells, *(row[name] for name in _FIGURES))
+        row = request_row(record) | {"prompt": record.prompt, "text": record.text}
+        table.add_data(*(row[name] for name in _COLUMNS))
     return table
+
+
+def _page(records: Sequence[RequestRecord], texts: Mapping[int, str]) -> str:
+    """Each output with its tokens on the colors of what became of the draft's."""
+    rows = []
+    for record in records:
+        kinds = token_kinds((round_.proposal_len, round_.num_accepted, round_.num_emitted) for round_ in record.rounds)
+        rate = _acceptance(record)
+        share = "nothing proposed" if rate is None else f"acceptance {rate:.0%}"
+        title = escape(f"{record.request_id}, turn {record.turn}, sample {record.sample}: {share}")
+        rows.append(f"<h4>{title}</h4>{tokens_html(record.token_ids, kinds, texts)}")
+    return f'<div style="font-family:sans-serif">{legend_html()}{"".join(rows)}</div>'

@@ -69,6 +69,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._preempted: deque[RunningSequence] = deque()  # oldest first
         self._running: list[RunningSequence] = []  # oldest first
+        self._ops = CacheOps()  # block moves since the last round, in the order in which they were decided
         self._next_seq_id = 0
 
     def blocks_needed(self, request: Request) -> int:
@@ -118,14 +119,15 @@ class Scheduler:
 
     def step(self) -> list[RequestRecord]:
         """Admits and prefills what fits, then one round of every running sequence. Returns those that finished."""
-        began, ops = self._clock(), CacheOps()
+        began = self._clock()
         with self.worker.timer.stage("scheduler"):
-            self._resume(ops)
+            self._resume()
             groups = [] if self._preempted else self._admit()
         self._prefill(groups)
         took_part = {seq.seq_id: seq for seq in chain(*groups)}
-        if self._running:
-            took_part |= {seq.seq_id: seq for seq in self._round(ops)}
+        # What a prefill has finished is handed out before a round that might fail.
+        if self._running and all(seq.stop_reason is None for seq in took_part.values()):
+            took_part |= {seq.seq_id: seq for seq in self._round()}
         share = (self._clock() - began) / max(1, len(took_part))
         for seq in took_part.values():
             seq.engine_s += share
@@ -135,7 +137,7 @@ class Scheduler:
             if seq.stop_reason is not None
         ]
 
-    def _resume(self, ops: CacheOps) -> None:
+    def _resume(self) -> None:
         """Takes preempted sequences back. A recomputed one catches up in its next ordinary round: no prefill."""
         while self._preempted and len(self._running) < self._max_num_seqs:
             seq = self._preempted[0]
@@ -144,7 +146,7 @@ class Scheduler:
                 return
             self._preempted.popleft()
             if self.blocks.is_swapped_out(seq.seq_id):
-                ops.swap_in += self.blocks.swap_in(seq.seq_id)
+                self._ops.swap_in += self.blocks.swap_in(seq.seq_id)
             self.blocks.grow(seq.seq_id, slots)
             self._running.append(seq)
             self._running.sort(key=lambda running: running.seq_id)
@@ -188,19 +190,20 @@ class Scheduler:
                 ends = self._stop.first_stop(seq.metadata, [token])
                 self._append(seq, [token], None if ends is None else ends[1])
 
-    def _round(self, ops: CacheOps) -> list[RunningSequence]:
+    def _round(self) -> list[RunningSequence]:
         """Returns the sequences that took part."""
         with self.worker.timer.stage("scheduler"):
-            rows = self._plan_round(ops)
+            rows = self._plan_round()
             metadata = [self._with_table(row.sequence) for row in rows]
             self._count(rows)
+        ops, self._ops = self._ops, CacheOps()
         outcomes = self.worker.execute_round(metadata, [row.proposal_len for row in rows], ops)
         with self.worker.timer.stage("commit"):
             for row, outcome in zip(rows, outcomes, strict=True):
                 self._commit(row, outcome)
         return [row.sequence for row in rows]
 
-    def _plan_round(self, ops: CacheOps) -> list[_PlannedRow]:
+    def _plan_round(self) -> list[_PlannedRow]:
         """Proposal lengths, and KV slots for them: oldest sequences first, at the newest ones' expense."""
         rows: list[_PlannedRow] = []
         disabled = self._disable_above_batch is not None and len(self._running) > self._disable_above_batch
@@ -208,13 +211,13 @@ class Scheduler:
             length, reason = (0, "disabled") if disabled else self._plan(seq)
             while seq in self._running:
                 try:
-                    ops.copy += self.blocks.grow(
+                    self._ops.copy += self.blocks.grow(
                         seq.seq_id,
                         len(seq.data) + length,
                         write_from=self.worker.first_write(seq.seq_id, length),
                     )
                 except OutOfBlocksError:
-                    self._preempt(self._running[-1], ops)
+                    self._preempt(self._running[-1])
                 else:
                     rows.append(_PlannedRow(seq, length, reason))
                     break
@@ -228,14 +231,14 @@ class Scheduler:
             draft_max=self.worker.proposer.max_model_len,
         )
 
-    def _preempt(self, seq: RunningSequence, ops: CacheOps) -> None:
+    def _preempt(self, seq: RunningSequence) -> None:
         """Takes the sequence's blocks: to the host if it has room, else they are to be computed anew."""
         self._running.remove(seq)
         self._preempted.appendleft(seq)
         seq.preemptions += 1
         self.stats.preemptions += 1
         if self._swap and self.blocks.can_swap_out(seq.seq_id):
-            ops.swap_out += self.blocks.swap_out(seq.seq_id)
+            self._ops.swap_out += self.blocks.swap_out(seq.seq_id)
             self.stats.swaps += 1
         else:
             self.blocks.free(seq.seq_id)

@@ -80,7 +80,7 @@ def load_pretrained(
     except torch.OutOfMemoryError:
         raise
     except _WRONG_INPUT as error:
-        raise UserError(f"{where}.path={path}: {_reason(path, error)}") from error
+        raise UserError(f"{where}.path={path}: {_reason(where, path, error)}") from error
     model, info = loaded
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
@@ -162,12 +162,12 @@ def _to(device: torch.device, model: PreTrainedModel) -> PreTrainedModel:
     return moved
 
 
-def _reason(path: str, error: Exception) -> str:
+def _reason(where: str, path: str, error: Exception) -> str:
     folder = Path(path).expanduser()
     if folder.is_dir() and any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
         return (
-            "the folder holds only pickled weights; convert them to safetensors, or set allow_pickle=true if you trust "
-            "them"
+            "the folder holds only pickled weights; convert them to safetensors, or set "
+            f"{where}.allow_pickle=true if you trust them"
         )
     if not folder.exists() and path.startswith(("/", ".", "~")):
         return "no such folder"

@@ -236,9 +236,9 @@ def plant_after_build(monkeypatch: pytest.MonkeyPatch, fault: Fault, role: str) 
 @pytest.mark.parametrize(
     ("fault", "role", "dtype", "check"),
     [
-        (moved_forward, "draft", "float32", "draft: tokens in the KV cache after a round (deviation): 1, allowed 0"),
+        (rewound_too_many, "draft", "float32", "draft: tokens in the KV cache after a round (deviation): 1, allowed 0"),
         (skipped_write, "target", "bfloat16", "target: KV cache against a fresh prefill"),
-        (sees_the_next_token, "draft", "bfloat16", "proposals against the draft's dense logits (margin lost)"),
+        (wrong_positions, "draft", "bfloat16", "draft: KV cache against a fresh prefill"),
     ],
 )
 def test_a_failing_gate_ends_the_run_with_exit_1_and_names_the_check(

@@ -102,7 +102,7 @@ def test_a_conversation_that_no_longer_fits_ends_early_with_a_note(chatty: Path)
     assert len(by_turn("short")) == 2
     assert 1 <= len(by_turn("long")) < 3
     (note,) = [note for note in load_run("run").results.notes if "ended early" in note]
-    assert note == "1 conversations ended early: their next turn did not fit the target's length."
+    assert note == "1 conversations ended early: their next turn did not fit the target's length or its chat template."
 
 
 def test_a_template_that_refuses_a_row_is_a_mistake_of_the_input(

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from spec_harness.analysis.points import NOBODY, Point
 from spec_harness.analysis.plots.run_plots import INTERVALS
+from spec_harness.analysis.points import NOBODY, Point
 from spec_harness.analysis.style import (
     GRAY,
     PALETTE,
@@ -25,15 +25,21 @@ from spec_harness.evaluation.results import Estimate, KVResults
 
 def acceptance_length_curve(points: Sequence[Point]) -> Figure | None:
     """Tokens that a round with a proposal yields, over k."""
-    series = {name: [(p.k, p.run.results.proposal.mean_acceptance_length) for p in own] for name, own in _series(points)}
-    note = f"{INTERVALS}. Accepted draft tokens of a proposal plus the target's own token; dotted: all accepted (k + 1)."
+    series = {
+        name: [(p.k, p.run.results.proposal.mean_acceptance_length) for p in own] for name, own in _series(points)
+    }
+    note = (
+        f"{INTERVALS}. Accepted draft tokens of a proposal plus the target's own token; dotted: all accepted (k + 1)."
+    )
     figure, axes = new_figure(height=3.6, note=note)
     if not _draw(axes, series):
         return None
     bottom, top = axes.get_ylim()
     longest = max(point.k for point in points)
     (ceiling,) = axes.plot([0, longest], [1, longest + 1], color=GRAY, linestyle=":", linewidth=1, label="all accepted")
-    axes.set(title="Tokens that a round yields", ylabel="mean acceptance length (tokens)", ylim=(min(1, bottom), 1.05 * top))
+    axes.set(
+        title="Tokens that a round yields", ylabel="mean acceptance length (tokens)", ylim=(min(1, bottom), 1.05 * top)
+    )
     _over_k(axes, points, [*map(series_handle, range(len(series)), series), ceiling])
     return figure
 

@@ -28,7 +28,9 @@ def time_per_token(points: Sequence[Point]) -> Figure | None:
     for stage, color in STAGES.items():
         shares = [float(getattr(share, stage)) for _, _, share in timed]
         widths = [share * 1000 / speed for share, (_, speed, _) in zip(shares, timed, strict=True)]
-        bars = axes.barh(rows, widths, left=left, color=color, height=0.62, label=stage, edgecolor="white", linewidth=0.5)
+        bars = axes.barh(
+            rows, widths, left=left, color=color, height=0.62, label=stage, edgecolor="white", linewidth=0.5
+        )
         texts = [f"{s:.0%}" if w > _NARROW * widest else "" for s, w in zip(shares, widths, strict=True)]
         dark = stage in ("score", "scheduler")
         axes.bar_label(bars, texts, label_type="center", fontsize=8, color="white" if dark else "black")

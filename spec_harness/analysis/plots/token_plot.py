@@ -51,7 +51,9 @@ def token_view(run: Run, request_id: str | None = None) -> Figure | None:
     figure, axes = new_figure(height=1.35 + _LINE * len(shown), note=note)
     for row_number, line in enumerate(shown):
         for column, text, kind in line:
-            box = Rectangle((column, row_number), len(text), 1, facecolor=BACKGROUND[kind], edgecolor="white", linewidth=0.6)
+            box = Rectangle(
+                (column, row_number), len(text), 1, facecolor=BACKGROUND[kind], edgecolor="white", linewidth=0.6
+            )
             axes.add_patch(box)
             place = (column, row_number + 0.5, _plain(text))
             axes.text(*place, family="DejaVu Sans Mono", fontsize=_font(), va="center", parse_math=False)

@@ -306,3 +306,70 @@ def test_turns_and_samples_of_one_request_are_pooled(make_round: Make, make_requ
     counts = counts_by_request(requests, max_proposal_len=2)
     assert list(counts) == ["r0"]
     assert (counts["r0"].num_prefill_tokens, counts["r0"].num_rounds) == (3, 3)
+
+
+def test_samples_of_one_request_are_one_request_in_the_means(make_round: Make, make_request: Make) -> None:
+    """Two samples of r0, one of r1: the mean over requests has two terms, weighted by all their output tokens."""
+    requests = [
+        make_request([make_round(4, 4)], sample=0),  # 1 + 5 tokens
+        make_request([make_round(4, 0), make_round(4, 0)], sample=1),  # 1 + 2 tokens
+        make_request([make_round(4, 2, request_id="r1")], request_id="r1"),  # 1 + 3 tokens
+    ]
+    counts = counts_by_request(requests, max_proposal_len=4)
+    figures = compute(sum(counts.values(), ProposalCounts(max_proposal_len=4)), counts.values())
+    assert (figures.num_prefill_tokens, figures.num_emitted_tokens, figures.num_output_tokens) == (3, 10, 13)
+    assert figures.mean_acceptance_length == 1 + 6 / 4
+    assert figures.macro_mean_acceptance_length == ((1 + 4 / 3) + 3) / 2
+    assert figures.token_weighted_mean_acceptance_length == pytest.approx(((1 + 4 / 3) * 9 + 3 * 4) / 13)
+
+
+def test_proposals_cut_by_the_budget_leave_far_places_unknown(make_round: Make) -> None:
+    """k = 8, five output tokens: the prefill's, then 3 of 3, then nothing may be proposed for the last one."""
+    counts = ProposalCounts(max_proposal_len=8, num_prefill_tokens=1)
+    counts.add(make_round(3, 2))
+    counts.add(make_round(0, 0, skip_reason="budget"))
+    figures = compute(counts)
+    check_counts(counts)
+    assert (figures.num_output_tokens, figures.num_draft_tokens, figures.num_accepted_tokens) == (5, 3, 2)
+    assert figures.accepted_length_histogram == [0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert figures.acceptance_rate_per_position == [1, 1, 0, None, None, None, None, None]
+    assert figures.acceptance_rate_per_position_unconditional == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert figures.conditional_acceptance_per_position == [1, 1, 0, None, None, None, None, None]
+    assert (figures.coverage, figures.skipped["budget"]) == (1 / 2, 1)
+    assert (figures.tokens_per_target_pass, figures.system_efficiency) == (4 / 2, 4 / 5)
+
+
+def test_sums_of_entropies_and_ranks_by_hand(make_round: Make) -> None:
+    counts = ProposalCounts(max_proposal_len=4)
+    counts.add(
+        make_round(
+            3,
+            1,
+            draft_entropy=[1.0, 2.0],
+            target_entropy=[0.5, 0.25],
+            kl_target_draft=[0.125, 0.0],
+            target_rank_in_draft=[1, 33],
+        )
+    )
+    silent = {"draft_entropy": [], "target_entropy": [], "kl_target_draft": [], "target_rank_in_draft": []}
+    counts.add(make_round(4, 0, **silent))  # an n-gram proposal: judged, but not compared
+    figures = compute(counts)
+    assert (figures.draft_entropy, figures.target_entropy, figures.kl_target_draft) == (1.5, 0.375, 0.0625)
+    assert figures.target_rank_in_draft == [1, 0, 0, 0, 0, 0, 1]
+    assert figures.expected_acceptance_rate == 0.75
+    nothing = compute(
+        ProposalCounts.from_rounds([make_round(4, 0, **silent)], max_proposal_len=4, num_prefill_tokens=1)
+    )
+    assert (nothing.draft_entropy, nothing.kl_target_draft) == (None, None)
+
+
+def test_divergences_that_are_nothing_but_rounding_do_not_fail_a_run(make_round: Make, make_request: Make) -> None:
+    """A target that drafts for itself: the terms are about 1e-8 of either sign, and their sum depends on its order."""
+    terms = [3e-8, -1e-8, -2e-8 + 1e-17]
+    requests = [make_request([make_round(1, 1, kl_target_draft=[x])], request_id=f"r{i}") for i, x in enumerate(terms)]
+    per_request = counts_by_request(requests, max_proposal_len=1)
+    pooled = sum(per_request.values(), ProposalCounts(max_proposal_len=1))
+    pooled = replace(pooled, kl_target_draft_sum=sum(terms[::-1]) + 2e-17)
+    check_identities(
+        pooled, per_request=per_request, generated_tokens=9, seen_ids=list(per_request), expected_ids=list(per_request)
+    )

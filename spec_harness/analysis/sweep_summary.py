@@ -1,0 +1,50 @@
+"""sweep_summary.parquet and sweep_summary.md, beside the jobs of a sweep: one row each, failed ones with the reason.
+
+No torch: it is written by the process that started the sweep, which may never have loaded it.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from spec_harness.analysis.jobs import find_jobs
+from spec_harness.analysis.load import load_sweep
+from spec_harness.analysis.points import points
+from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
+from spec_harness.analysis.verdict import verdict
+from spec_harness.evaluation.markdown import escaped, table_text
+from spec_harness.evaluation.results import replace_text
+
+PARQUET, MARKDOWN = "sweep_summary.parquet", "sweep_summary.md"
+
+
+def write_sweep_summary(directory: Path) -> None:
+    """Of all jobs in ``directory``. Raises ``UserError`` if there is none."""
+    sweep = load_sweep(directory)
+    temporary = directory / f"{PARQUET}.tmp"
+    storable(sweep.jobs).to_parquet(temporary, index=False)
+    temporary.replace(directory / PARQUET)
+    jobs = find_jobs(directory)
+    title, *answers = sweep_headline(jobs, name=directory.absolute().name)
+    parts = [f"# Sweep {escaped(title.text)}", *(f"**{escaped(line.text)}**" for line in answers)]
+    for block in sweep_blocks(jobs):
+        parts += [table_text(block), block.hint] if block.hint else [table_text(block)]
+    answer = verdict(points(sweep.runs)) if len(sweep.runs) > 1 else None
+    if answer is not None:
+        parts += [f"## {escaped(answer.headline)}", "\n".join(f"- {escaped(reason)}" for reason in answer.reasons)]
+    parts.append("Figures and tables to mail: `spec-report html` with this directory.")
+    replace_text(directory / MARKDOWN, "\n\n".join(parts) + "\n")
+
+
+def storable(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with one type a column. A key's value is a number where its job has results, and text where it failed:
+    numbers where all are."""
+    columns = {}
+    for name, column in frame.items():
+        known = column.dropna()
+        if column.dtype != object or known.map(type).nunique() <= 1:
+            columns[name] = column
+            continue
+        numbers = pd.to_numeric(column, errors="coerce")
+        columns[name] = numbers if numbers.notna().sum() == len(known) else column.where(column.isna(), column.map(str))
+    return pd.DataFrame(columns)
