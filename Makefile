@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Two OpenMP threads beside any other busy process stall each other; tests need no more than one.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two OpenMP threads beside any other busy process stall each other: two test processes with one thread each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 .PHONY: eval check test test-slow bench-prediction clean
 

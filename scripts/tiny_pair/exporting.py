@@ -110,8 +110,8 @@ def card(
         "- **Tokenizer.** Byte-level BPE trained on the training files, the same in both folders; "
         "newlines and indentation are tokens of their own; no begin-of-text token.",
         *training,
-        f"- **Seeds.** Everything is drawn from seed {seed}; a run that ends by wall time is not "
-        "reproducible bit for bit.",
+        f"- **Seeds.** Everything is drawn from seed {seed}, the draft's first weights from {seed + 1}; a run that "
+        "ends by wall time is not reproducible bit for bit.",
         f"- **Held-out cross-entropy.** {own:.4f} nats a token over {text.tokens:,} tokens.",
         f"- **Target against draft on held-out text.** Σ min(p, q) {text.overlap:.4f} at "
         f"temperature 1, same argmax {text.same_argmax:.4f}.",
@@ -139,7 +139,10 @@ def training_lines(role: str, counts: dict[str, dict[str, Any]]) -> list[str]:
             f"{saved['elapsed'] / 60:.0f} minutes on one CPU thread"
         )
 
-    cuts = "; ".join(f"from token {start:,}: {note}" for start, note in counts["target"]["history"])
+    history = counts["target"]["history"]
+    cuts = "; ".join(f"from token {start:,}: {note}" for start, note in history)
+    if len(history) > 1:
+        cuts += " (changed during this run; the command below uses the last from the start)"
     if role == "target":
         return [
             f"- **Training.** {run('target')}: bf16 autocast, Muon for matrices, AdamW for the "

@@ -123,11 +123,11 @@ def draft_stage(arguments: Namespace) -> None:
         )
         fit(module, batches, folder=folder, checkpoint_steps=200)
 
-    draft = build_model(draft_config(), seed=1)
+    draft = build_model(draft_config(), seed=arguments.seed + 1)
     start_from_embeddings(draft, target, deviation=0.1)
     train("draft-text", arguments.draft_text_minutes, draft, None)
     if (arguments.work_dir / "greedy").exists():
-        train("draft", arguments.draft_minutes, build_model(draft_config(), seed=1), "draft-text")
+        train("draft", arguments.draft_minutes, build_model(draft_config(), seed=arguments.seed + 1), "draft-text")
 
 
 def export_stage(arguments: Namespace) -> None:
@@ -139,7 +139,7 @@ def export_stage(arguments: Namespace) -> None:
     target = build_model(target_config(), seed=0)
     counts["target"] = load_weights(target, work / "target")
     exporting.export_model(target, tokenizer, folder / "target")
-    draft = build_model(draft_config(), seed=1)
+    draft = build_model(draft_config(), seed=arguments.seed + 1)
     for name in ("draft-text", "draft"):
         if (work / name / "last.ckpt").exists():
             counts[name] = load_weights(draft, work / name)

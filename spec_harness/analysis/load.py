@@ -83,11 +83,13 @@ def load_sweep(directory: str | Path) -> Sweep:
 
 def latest_run(outputs: str | Path = "outputs") -> Path:
     """The directory of the newest finished single run below ``outputs``. Raises ``UserError`` if there is none."""
-    paths = sorted(Path(outputs).glob("*/results.json"), key=lambda path: path.stat().st_mtime)
-    found = [path for path in paths if read_results(path).status == "done"]
-    if not found:
-        raise UserError(f"{outputs}: no finished run; make one with spec-eval")
-    return found[-1].parent
+    for path in sorted(Path(outputs).glob("*/results.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            if read_results(path).status == "done":
+                return path.parent
+        except UserError:  # of another version: an older one may still do
+            continue
+    raise UserError(f"{outputs}: no finished run; make one with spec-eval")
 
 
 def _settings(job: Job) -> dict[str, Any]:

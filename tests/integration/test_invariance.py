@@ -31,6 +31,7 @@ from tests.helpers import (
 )
 
 SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95}}
+TEXT = prompts(1, seed=9, low=60, high=61)[0]
 NGRAM = NgramSettings(max_window=3, min_window=1)
 
 
@@ -49,10 +50,10 @@ class Case:
     sampling: dict[str, Any]
 
     def requests(self) -> list[Request]:
-        """Every second prompt says everything twice, for the n-gram proposer to find something."""
-        texts = prompts(7, seed=11)
+        """One request goes on until its output loops, for prompt lookup to be right there; one is capped."""
+        texts = [*prompts(6, seed=11), TEXT[6:10] * 4]
         return [
-            request(i, text if i % 2 else text * 2, max_new_tokens=14 + i, max_proposal_len=2 if i == 3 else None)
+            request(i, text, max_new_tokens=60 if text is texts[-1] else 14 + i, max_proposal_len=2 if i == 3 else None)
             for i, text in enumerate(texts)
         ]
 

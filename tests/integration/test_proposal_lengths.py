@@ -3,7 +3,6 @@ budget, capped, and where the draft's own doubt or the batch ends it."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -55,7 +54,7 @@ def test_a_first_proposal_about_the_drafts_maximum_uses_every_position(
         engine.step()
     assert sum(ids.numel() for ids in seen) == (len(prompt) + 1 + expected - 1 if expected else 0)
     (seq,) = engine.running
-    assert lengths(seq.record("")) == [expected] if False else [r.proposal_len for r in seq.rounds] == [expected]
+    assert [r.proposal_len for r in seq.rounds] == [expected]
     assert seq.rounds[0].skip_reason == (None if expected else "draft_max")
     assert seq.rounds[0].context_len + expected - 1 <= draft_max
 
@@ -129,7 +128,7 @@ def test_proposals_stop_in_a_large_batch_and_come_back_in_a_small_one(target: Lo
     assert acceptance_rate(records.values()) > 0.1
 
 
-def least_confident(draft: LoadedModel, record: RequestRecord, min_prob: float) -> None:
+def assert_ended_by_doubt_only(draft: LoadedModel, record: RequestRecord, min_prob: float) -> None:
     """Every drafted position passed the threshold, and the first one that was not drafted failed it or another bound
     ended the proposal."""
     text = record.prompt_token_ids + record.token_ids
@@ -156,7 +155,7 @@ def test_a_proposal_ends_where_the_draft_is_unsure(target: LoadedModel, draft: L
     assert seen["low_confidence"] > 3
     assert seen[None] > 3
     for record in records.values():
-        least_confident(draft, record, min_prob)
+        assert_ended_by_doubt_only(draft, record, min_prob)
     fed = [sum(ids.numel() for ids in passes) for passes in (limited, unlimited)]
     assert fed[0] < fed[1]
 
@@ -230,7 +229,7 @@ def test_prompt_lookup_heeds_a_requests_cap(target: LoadedModel) -> None:
 
 def test_every_round_of_prompt_lookup_proposes_what_followed_before(target: LoadedModel) -> None:
     """Looked up anew, in the text as it was then, by another search."""
-    record = run(scheduler(target, NGRAM, k=K), [replace(request(0, REPEATING[0], max_new_tokens=40))])["r0"]
+    record = run(scheduler(target, NGRAM, k=K), [request(0, REPEATING[0], max_new_tokens=40)])["r0"]
     text = record.prompt_token_ids + record.token_ids
     for r in record.rounds:
         context, limit = text[: r.context_len], min(K, len(text) - r.context_len - 1)

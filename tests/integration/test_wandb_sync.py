@@ -125,9 +125,9 @@ def sync(run_dir: Path, server: FakeServer, home: Path) -> None:
 
 def test_a_moved_run_is_synced_whole(run_dir: Path, server: FakeServer) -> None:
     assert server.unknown == []  # above all no artifact: its record would name files by where the folder was
-    run = server.runs[-1]
+    run = server.runs[0]
     assert (run["project"], run["jobType"], run["tags"]) == ("spec_harness", "eval", ["one"])
-    config = {key: item["value"] for key, item in json.loads(server.runs[0]["config"]).items() if key != "_wandb"}
+    config = {key: item["value"] for key, item in json.loads(run["config"]).items() if key != "_wandb"}
     assert config["sampling"]["max_new_tokens"] == 12
     results = read_results(run_dir / "results.json")
     summary = json.loads(server.streams["wandb-summary.json"][-1])

@@ -151,7 +151,7 @@ def judged_tokens(rounds: pd.DataFrame) -> pd.DataFrame:
 def _rate_interval(part: pd.DataFrame, judged: pd.DataFrame) -> Interval | None:
     ids = judged.request_id.unique()
     by_request = part.groupby("request_id").accepted.agg(["sum", "count"]).reindex(ids, fill_value=0)
-    return Bootstrap(len(ids)).ratio(by_request["sum"].to_numpy(), by_request["count"].to_numpy())
+    return Bootstrap(len(ids)).ratio(by_request["sum"].tolist(), by_request["count"].tolist())
 
 
 def _value(estimate: Estimate) -> float:

@@ -108,7 +108,7 @@ def kv_heat_map(points: Sequence[Point]) -> Figure | None:
         if kv is not None and speed is not None:
             cells[kv.num_blocks, kv.block_size].append((speed, kv))
     pools, sizes = sorted({pool for pool, _ in cells}), sorted({size for _, size in cells})
-    if len(cells) < 3 or not any("kv_cache." in key for point in points for key in point.others):
+    if len(cells) < 2 or not any("kv_cache." in key for point in points for key in point.others):
         return None
     speeds = np.array([[_mean([s for s, _ in cells[pool, size]]) for size in sizes] for pool in pools])
     note = "Preemptions: times a sequence had to give its blocks back and come back later; mean of the runs in a cell."

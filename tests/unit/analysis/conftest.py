@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from spec_harness.__main__ import main
+from spec_harness.analysis.load import Run, Sweep, load_sweep
 from spec_harness.evaluation.results import write_results
 from spec_harness.evaluation.run_files import RunFiles, StatusFile
 from spec_harness.spec_decode.records import RequestRecord
+from tests.helpers import shapes_unchecked
+from tests.run_helpers import QUIET, working_directory
 from tests.unit.evaluation.conftest import _random_requests, _results
 
 CONFIG: dict[str, Any] = {
@@ -65,3 +69,20 @@ def _save(
 def save_run() -> Callable[..., Path]:
     """``save_run(folder, requests, overrides=, error=, **sections of results)``: the files of a run, and its folder."""
     return _save
+
+
+@pytest.fixture(scope="session")
+def real_sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Two lengths on two block sizes, really run."""
+    folder = tmp_path_factory.mktemp("real")
+    points = ("proposal.max_proposal_len=1,3", "kv_cache.block_size=8,16", "kv_cache.num_blocks=24")
+    small = ("data.limit=8", "sampling.max_new_tokens=6", "max_num_seqs=8", "logger=none", "hydra.sweep.dir=sweep")
+    with working_directory(folder), shapes_unchecked():
+        assert main(["-m", *points, *small, *QUIET]) == 0
+    return load_sweep(folder / "sweep")
+
+
+@pytest.fixture(scope="session")
+def real_run(real_sweep: Sweep) -> Run:
+    """One of its runs, with proposals of up to 3 tokens."""
+    return real_sweep.runs[-1]

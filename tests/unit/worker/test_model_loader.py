@@ -62,7 +62,7 @@ def test_missing_weights_are_refused(folder: Path) -> None:
 def test_only_pickled_weights_are_refused_and_can_be_allowed(folder: Path) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert "only pickled weights; convert them to safetensors, or set allow_pickle=true" in refused(folder)
+    assert "only pickled weights; convert them to safetensors, or set target.allow_pickle=true" in refused(folder)
     assert torch.equal(dense_logits(load(folder, allow_pickle=True), [3, 4]), dense_logits(tiny_model(), [3, 4]))
 
 
