@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two OpenMP threads beside any other busy process stall each other: two test processes with one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
-.PHONY: eval check test test-slow bench-prediction clean
+.PHONY: eval check test test-slow bench-prediction bench-logging clean
 
 eval: $(VENV)/run.stamp
 	$(BIN)/spec-eval
@@ -27,6 +27,10 @@ test-slow: $(VENV)/dev.stamp
 # Predicted beside measured speed-up for k = 1, 2, 4, 8, one pinned thread. Wants a quiet machine.
 bench-prediction: $(VENV)/run.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction.py
+
+# What share of a run's time goes into logging.
+bench-logging: $(VENV)/run.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/logging_cost.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     html = commands.add_parser(
         "html",
         help="one file to mail: figures, tables, outputs; of a sweep also which draft and length to use",
-        description="Writes DIR/report.html, which needs no other file and no network. That of a sweep ends with what to "
-        "use, and why.",
+        description="Writes DIR/report.html, which needs no other file and no network. That of a sweep ends with what "
+        "to use, and why.",
     )
     html.add_argument("directory", type=Path, metavar="DIR", help="of a run or of a sweep")
     compare = commands.add_parser(

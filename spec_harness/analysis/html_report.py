@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from spec_harness.analysis.jobs import find_jobs, is_run
 from spec_harness.analysis.load import Run, Sweep, load_run, load_sweep
 from spec_harness.analysis.plots import run_figures, sweep_figures
-from spec_harness.analysis.plots.token_plot import TOKEN_TEXTS, generation_tokens
+from spec_harness.analysis.plots.token_plot import TOKEN_TEXTS, by_acceptance, generation_tokens
 from spec_harness.analysis.points import points
 from spec_harness.analysis.style import NO_METADATA, styled
 from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
@@ -24,7 +24,8 @@ from spec_harness.evaluation.token_view import legend_html, tokens_html
 WORST = 5  # generations shown in full
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 54rem; margin: 0 auto; padding: 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #111; background: #fff; }
+body { max-width: 54rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 2px solid #0072B2; }
 p, li { overflow-wrap: anywhere; }
@@ -105,9 +106,9 @@ def _advice(answer: Verdict) -> Iterator[str]:
     yield f'<p class="verdict">{escape(answer.headline)}</p>'
     yield "<p>Why:</p><ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in answer.reasons) + "</ul>"
     yield (
-        '<p class="hint">Speed-ups were measured, each against plain decoding on the same engine and prompts in the same '
-        "run. The intervals cover the choice of prompts, not the machine's own noise. Acceptance travels between machines, "
-        "speed does not: measure again where you will serve.</p>"
+        '<p class="hint">Speed-ups were measured, each against plain decoding on the same engine and prompts in the '
+        "same run. The intervals cover the choice of prompts, not the machine's own noise. Acceptance travels between "
+        "machines, speed does not: measure again where you will serve.</p>"
     )
 
 
@@ -152,15 +153,15 @@ def _cell(cell: str | Bar | Line) -> str:
 
 def _generations(run: Run) -> Iterator[str]:
     """The outputs in which the draft was least often right, token by token."""
-    path = run.directory / TOKEN_TEXTS
-    worst = run.requests.dropna(subset=["acceptance_rate"]).sort_values(["acceptance_rate", "request_id"])[:WORST]
-    if worst.empty or not path.is_file():
+    path, worst = run.directory / TOKEN_TEXTS, by_acceptance(run)[:WORST]
+    if not worst or not path.is_file():
         return
     texts = {int(token): text for token, text in json.loads(path.read_text(encoding="utf-8")).items()}
     yield f"<h2>Where the draft was least often right</h2>{legend_html()}"
-    for row in worst.itertuples(index=False):
-        generation, kinds = generation_tokens(run, row.request_id, row.turn, row.sample)
-        title = f"{row.request_id}: {row.acceptance_rate:.0%} of {row.draft_tokens:,} draft tokens accepted"
+    for row in worst:
+        generation, kinds = generation_tokens(run, row["request_id"], row["turn"], row["sample"])
+        rate, drafted = row["acceptance_rate"], row["draft_tokens"]
+        title = f"{row['request_id']}: {rate:.0%} of {drafted:,} draft tokens accepted"
         colored = tokens_html(generation["token_ids"], kinds, texts)
         prompt = f'<pre style="white-space:pre-wrap;color:#555;margin:0 0 .4rem">{escape(generation["prompt"])}</pre>'
         yield f"<details open><summary>{escape(title)}</summary>{prompt}{colored}</details>"

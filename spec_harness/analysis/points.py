@@ -48,7 +48,7 @@ def points(runs: Sequence[Run]) -> list[Point]:
 
 def _texts(settings: Mapping[str, Any]) -> list[str]:
     """The last part of a key says enough beside its value."""
-    return [f"{key.rpartition('.')[2]}={value}" for key, value in settings.items()]
+    return [f"{key.rpartition('.')[2]}={'null' if value is None else value}" for key, value in settings.items()]
 
 
 def proposer(results: RunResults) -> str:

@@ -60,7 +60,7 @@ NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 @contextmanager
 def styled() -> Iterator[None]:
     """Figures made, and saved, inside the block look alike."""
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(_SETTINGS):  # type: ignore[arg-type]  # its stubs want literal keys
         yield
 
 
@@ -99,7 +99,7 @@ def series_handle(i: int, name: str) -> Line2D:
     return Line2D([], [], label=name, **series_style(i))
 
 
-def readable_on(color: tuple[float, float, float, float]) -> str:
-    """Black or white, whichever can be read on ``color``."""
+def readable_on(color: Sequence[float]) -> str:
+    """Black or white, whichever can be read on ``color`` (red, green, blue, opacity; 0 to 1)."""
     red, green, blue, _ = color
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"

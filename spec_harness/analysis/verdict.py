@@ -83,8 +83,8 @@ def _slower(best: Point, others: Sequence[Point], clearly: Callable[[Point, Poin
 
 
 def _apart(best: Point, other: Point) -> bool:
-    """Their speed-ups' intervals do not touch. Each was measured against plain decoding in its own run, so that a machine
-    that got slower in between does not count."""
+    """Their speed-ups' intervals do not touch. Each was measured against plain decoding in its own run, so that a
+    machine that got slower in between does not count."""
     ours, theirs = _speedup(best).ci95, _speedup(other).ci95
     return ours is not None and theirs is not None and theirs[1] < ours[0]
 

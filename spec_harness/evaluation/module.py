@@ -27,17 +27,11 @@ class Pass:
     blocks_peak: int = 0  # most KV blocks owned at one time
     blocks_total: int = 0  # KV blocks handed out
     draft_mass_outside: float | None = None  # mean draft probability on ids that the target lacks
-    num_draft_tokens: int = 0  # running sums, for the eye; the results' counts come from the metric
-    num_accepted_tokens: int = 0
-
-    def add(self, record: RequestRecord) -> None:
-        self.records.append(record)
-        self.num_draft_tokens += sum(round_.proposal_len for round_ in record.rounds)
-        self.num_accepted_tokens += sum(round_.num_accepted for round_ in record.rounds)
 
     @property
     def acceptance_rate(self) -> float | None:
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+        """So far, of finished and running sequences: for the eye; the results' counts come from the metric."""
+        return self.stats.num_accepted_tokens / self.stats.num_draft_tokens if self.stats.num_draft_tokens else None
 
     @property
     def num_output_tokens(self) -> int:
@@ -125,7 +119,7 @@ class SpecDecodeEvalModule(LightningModule):
         current.wall_s += time.perf_counter() - began
         self.num_engine_steps += 1
         for record in finished:
-            current.add(record)
+            current.records.append(record)
             if self._current == 0:
                 self.proposals.update(record.rounds, num_prefill_tokens=1)
             self._on_finished(current, record)

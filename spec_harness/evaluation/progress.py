@@ -32,6 +32,7 @@ class EvalProgress(ProgressBar):
             MofNCompleteColumn(),
             TextColumn("requests  {task.fields[speed]:>7.0f} tokens/s  {task.fields[acceptance]}"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=Console(stderr=True),
             transient=True,
         )

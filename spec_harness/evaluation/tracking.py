@@ -140,7 +140,7 @@ class RunningFigures:
         self._next = module.num_engine_steps + _EVERY * 2 ** (self._num_records // _DENSE)
         current = module.current_pass
         figures = {
-            "acceptance_rate": _ratio(current.stats.num_accepted_tokens, current.stats.num_draft_tokens),
+            "acceptance_rate": current.acceptance_rate,
             "tokens_per_second": current.tokens_per_second if current.records else None,
             "requests_done": len(current.records),
         } | self._since(current)

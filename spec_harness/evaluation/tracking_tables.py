@@ -57,8 +57,10 @@ def media(results: RunResults, records: Sequence[RequestRecord], texts: Mapping[
         found["proposal_len_histogram"] = integer_histogram(proposed.tolist())
     share = results.timing.time_share if results.timing else None
     if share is not None:
-        rows = [[stage, value, type(share).model_fields[stage].description] for stage, value in share]
-        found["time_share"] = FileTable(columns=["stage", "share of wall time", "what it is"], data=rows)
+        table = FileTable(columns=["stage", "share of wall time", "what it is"])
+        for stage, value in share:
+            table.add_data(stage, value, type(share).model_fields[stage].description)
+        found["time_share"] = table
     if records:
         judged = [(rate, i) for i, record in enumerate(records) if (rate := _acceptance(record)) is not None]
         chosen = {"requests": records[:MAX_REQUESTS], "worst_requests": [records[i] for _, i in sorted(judged)[:WORST]]}

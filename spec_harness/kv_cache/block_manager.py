@@ -50,6 +50,11 @@ class BlockManager:
     def num_allocated(self) -> int:
         return self.num_blocks - len(self._free)
 
+    @property
+    def num_saved(self) -> int:
+        """Blocks that sharing saves: those in all tables together, less those allocated."""
+        return sum(len(table) for table in self._tables.values()) - self.num_allocated
+
     def grow(self, seq_id: int, num_slots: int, *, write_from: int | None = None) -> list[BlockPair]:
         """Gives ``seq_id`` (new or known) at least ``num_slots`` slots. Never shrinks.
 

@@ -247,7 +247,9 @@ class Scheduler:
     def _count(self, rows: list[_PlannedRow]) -> None:
         self.stats.num_steps += 1
         self.stats.rows_run += len(rows)
-        self.stats.tokens_held += sum(len(row.sequence.data) for row in rows)
+        held = sum(len(row.sequence.data) for row in rows)
+        # Whatever is written next has been copied, so the blocks that are still shared are full ones.
+        self.stats.tokens_held += held - self.blocks.num_saved * self.blocks.block_size
         self.stats.slots_held += self.blocks.num_allocated * self.blocks.block_size
 
     def _commit(self, row: _PlannedRow, outcome: RoundOutcome) -> None:

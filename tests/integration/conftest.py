@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.inspection import shapes_unchecked
 from tests.run_helpers import working_directory
 
 
@@ -12,4 +13,10 @@ from tests.run_helpers import working_directory
 def clean_process(tmp_path: Path) -> Iterator[None]:
     """An empty working directory; what runs leave in the process goes with the test."""
     with working_directory(tmp_path):
+        yield
+
+
+@pytest.fixture
+def without_shape_checks() -> Iterator[None]:
+    with shapes_unchecked():
         yield

@@ -15,19 +15,10 @@ from spec_harness.spec_decode.running import Request, RunningSequence
 from spec_harness.spec_decode.scheduler import Scheduler
 from spec_harness.worker.model_loader import LoadedModel
 from spec_harness.worker.worker import Worker
-from tests.helpers import (
-    acceptance_rate,
-    drawn,
-    forwards,
-    largest_kv_difference,
-    noisy_copy,
-    poison_unowned_blocks,
-    prompts,
-    request,
-    run_samples,
-    scheduler,
-)
+from tests.helpers import acceptance_rate, forwards, noisy_copy, prompts, request, run_samples, scheduler
+from tests.inspection import drawn, largest_kv_difference, poison_unowned_blocks
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 SIZE = 4
 SAMPLES = 4
 TEXT = prompts(1, seed=3, low=30, high=31)[0]
@@ -90,6 +81,18 @@ def test_the_prompt_is_fed_once_and_held_once(target: LoadedModel, draft: Loaded
     assert len({block for table in tables for block in table[shared:]}) == SAMPLES * own
     assert engine.blocks.num_allocated == shared + SAMPLES * own
     engine.blocks.check_integrity()
+
+
+def test_a_shared_token_is_held_once_in_the_counters_too(target: LoadedModel, draft: LoadedModel) -> None:
+    """Every sample once counted the whole prompt as its own, so that a cache was 240 % full."""
+    engine = scheduler(target, draft, **SAMPLED)
+    engine.add(asked(30))
+    engine.step()
+    assert engine.stats.tokens_held == 28 + SAMPLES * (31 - 28)  # seven full blocks are shared
+    assert engine.stats.slots_held == 28 + SAMPLES * 2 * SIZE
+    while engine.num_unfinished:
+        engine.step()
+    assert engine.stats.tokens_held < engine.stats.slots_held
 
 
 def test_no_write_of_one_sample_reaches_another(target: LoadedModel, draft: LoadedModel) -> None:

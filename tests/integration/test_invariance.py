@@ -3,7 +3,6 @@
 Float32. A decision within rounding could fall either way, so the fixtures are first shown to have none.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -18,27 +17,13 @@ from spec_harness.spec_decode.running import Request
 from spec_harness.spec_decode.scheduler import Scheduler
 from spec_harness.worker.model_loader import LoadedModel
 from spec_harness.worker.model_runner import ModelRunner
-from tests.helpers import (
-    acceptance_rate,
-    drawn,
-    noisy_copy,
-    pool_for,
-    prompts,
-    request,
-    run,
-    scheduler,
-    shapes_unchecked,
-)
+from tests.helpers import acceptance_rate, noisy_copy, pool_for, prompts, request, run, scheduler
+from tests.inspection import drawn, shapes_unchecked
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95}}
 TEXT = prompts(1, seed=9, low=60, high=61)[0]
 NGRAM = NgramSettings(max_window=3, min_window=1)
-
-
-@pytest.fixture(autouse=True)
-def fast() -> Iterator[None]:
-    with shapes_unchecked():
-        yield
 
 
 @dataclass(frozen=True)

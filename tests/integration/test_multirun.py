@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from spec_harness.__main__ import main
@@ -106,6 +107,30 @@ def test_a_sweep_written_in_a_recipe(jobs: Jobs, tmp_path: Path, capfd: pytest.C
     assert "error: job 1 of the sweep" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("sweep_proposal_len", [("tiny", k, 16, None) for k in (1, 2, 3, 4, 6, 8)]),
+        ("sweep_kv_blocks", [("tiny", 4, size, pool) for size in (8, 16, 32) for pool in (24, 48, 96)]),
+        ("draft_comparison", [(draft, k, 16, None) for draft in ("tiny", "random", "self") for k in (2, 4)]),
+    ],
+)
+def test_recipes_that_sweep(recipe: str, settings: list[tuple[object, ...]], jobs: Jobs) -> None:
+    assert main([f"experiment={recipe}"]) in (0, 1)  # some fail here, and the sweep goes on
+    configs = [config for config, _, _ in jobs]
+    found = [
+        (config.draft.kind, config.proposal.max_proposal_len, config.kv_cache.block_size, config.kv_cache.num_blocks)
+        for config in configs
+    ]
+    assert found == settings
+    assert {config.data.limit for config in configs} == {16}
+
+
+def test_a_sweep_on_the_command_line_replaces_the_recipe_s(jobs: Jobs) -> None:
+    assert main(["-m", "experiment=sweep_proposal_len", "proposal.max_proposal_len=1,5"]) == 0
+    assert lens(jobs) == [1, 5]
+
+
 def real_sweep(*overrides: str) -> int:
     return main(["-m", "hydra.sweep.dir=sweep", "logger=none", *QUIET, *overrides])
 
@@ -118,6 +143,10 @@ def test_a_real_sweep_with_a_job_that_cannot_run(capfd: pytest.CaptureFixture[st
     assert "kv_cache.num_blocks" in line
     assert [status_of(Path("sweep") / job)["state"] for job in ("0", "1")] == ["done", "failed"]
     assert not Path("sweep/1/results.json").exists()
+    summary = pd.read_parquet("sweep/sweep_summary.parquet")
+    assert list(summary.state) == ["done", "failed"]
+    assert "kv_cache.num_blocks" in summary.error[1]
+    assert "| 1 |" in Path("sweep/sweep_summary.md").read_text()
 
 
 @pytest.mark.slow

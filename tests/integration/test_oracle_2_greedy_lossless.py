@@ -28,6 +28,13 @@ NEW_TOKENS = 40
 PROMPTS = prompts(6)
 
 
+def preempted(test: Any) -> Any:
+    """Under both policies; without shape checks, as these are many small steps."""
+    return pytest.mark.usefixtures("without_shape_checks")(
+        pytest.mark.parametrize("preemption", ["recompute", "swap"])(test)
+    )
+
+
 @pytest.fixture(scope="module")
 def references(target: LoadedModel) -> list[list[int]]:
     outputs = [generate(target, prompt, max_new_tokens=NEW_TOKENS) for prompt in PROMPTS]
@@ -86,9 +93,9 @@ def test_greedy_output_equals_dense_generation(
     assert {record.stop_reason for record in records} == {"length"}
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@preempted
 @pytest.mark.parametrize("block_size", [1, 8, 16])
-@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
 def test_greedy_output_equals_dense_generation_though_sequences_are_preempted(
     target: LoadedModel, draft: LoadedModel, references: list[list[int]], k: int, block_size: int, preemption: str
 ) -> None:
@@ -97,7 +104,7 @@ def test_greedy_output_equals_dense_generation_though_sequences_are_preempted(
     assert outputs_of(records) == references
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@preempted
 def test_the_baseline_equals_dense_generation_though_sequences_are_preempted(
     target: LoadedModel, references: list[list[int]], preemption: str
 ) -> None:
@@ -138,7 +145,7 @@ def test_greedy_output_ends_where_dense_generation_ends(
     assert {record.stop_reason for record in records} == {"eos"}
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@preempted
 @pytest.mark.parametrize("block_size", [1, 8])
 @pytest.mark.parametrize("k", [1, 4, 8])
 def test_greedy_output_ends_where_dense_generation_ends_though_sequences_are_preempted(
@@ -152,7 +159,7 @@ def test_greedy_output_ends_where_dense_generation_ends_though_sequences_are_pre
     assert {record.stop_reason for record in records} == {"eos"}
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@preempted
 def test_a_draft_of_32_positions_and_preemption_change_nothing(
     target: LoadedModel, short_draft: LoadedModel, references: list[list[int]], preemption: str
 ) -> None:

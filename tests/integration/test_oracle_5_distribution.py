@@ -6,42 +6,22 @@ test can fail is shown by three wrong verifiers.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch import Tensor
 
 from spec_harness.spec_decode.interfaces import SpeculativeProposals
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.records import RequestRecord
 from spec_harness.spec_decode.rejection_sampler import RejectionSampler
 from spec_harness.worker.model_loader import LoadedModel
 from spec_harness.worker.paged_check import dense_logits
 from spec_harness.worker.randomness import Stream, request_keys, sample_race, uniform
-from spec_harness.worker.sampler import SamplerOutput
-from tests.helpers import CPU, acceptance_rate, noisy_copy, request, run, scheduler, shapes_unchecked, tiny_loaded
-from tests.stub_engine import VOCAB as VOCABULARY
-from tests.stub_engine import Setup, hashed, logits_table, stub_engine
+from tests.chi_square import p_value
+from tests.helpers import CPU, acceptance_rate, noisy_copy, request, run, scheduler, tiny_loaded
 
 VOCAB, K, DRAWS, FIRST_POSITION = 5, 3, 40_000, 17
 Verifier = Callable[[Tensor, SpeculativeProposals, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def p_value(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Chi-square of ``counts`` against ``probs``; cells with fewer than 5 expected draws are pooled, and a draw where
-    the probability is 0 fails at once."""
-    counts, expected = counts.ravel(), probs.ravel() / probs.sum() * counts.sum()
-    assert counts[expected == 0].sum() == 0
-    rare = expected < 5
-    if rare.any():
-        counts = np.append(counts[~rare], counts[rare].sum())
-        expected = np.append(expected[~rare], expected[rare].sum())
-    keep = expected > 0
-    return float(chisquare(counts[keep], expected[keep]).pvalue)
 
 
 def random_probs(*shape: int, seed: int, sharpness: float = 1.5) -> Tensor:
@@ -222,81 +202,3 @@ def test_the_whole_engine_follows_the_target(tiny_target: LoadedModel, k: int) -
     exact = exact_joint(tiny_target, 1.5)
     assert p_value(counts, exact) > 0.001
     assert p_value(counts, exact.transpose(1, 0, 2)) < 1e-6  # the test can fail
-
-
-LOOKED_UP = [1, 2, 3, 1, 2]
-DOUBT = 0.6  # about the median of the stub draft's largest probabilities
-DRAWS_BY_ENGINE = pytest.mark.parametrize("draws", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
-
-
-def exact_stub_joint() -> np.ndarray:
-    """Probability of each first three output tokens of the stub target."""
-    table = logits_table("target").double().softmax(-1).numpy()
-    joint = np.zeros((VOCABULARY,) * 3)
-    for a, b in itertools.product(range(VOCABULARY), repeat=2):
-        first, second = table[hashed(LOOKED_UP)][a], table[hashed([*LOOKED_UP, a])][b]
-        joint[a, b] = first * second * table[hashed([*LOOKED_UP, a, b])]
-    return joint
-
-
-def stub_counts(setup: Setup, draws: int) -> tuple[np.ndarray, list[RequestRecord]]:
-    """Of the first three tokens that many requests drew; five are asked for, so that proposals reach three."""
-    requests = [request(i, LOOKED_UP, seed=i, max_new_tokens=5) for i in range(draws)]
-    with shapes_unchecked():
-        records = list(run(stub_engine(setup), requests).values())
-    counts = np.zeros((VOCABULARY,) * 3)
-    for record in records:
-        counts[tuple(record.token_ids[:3])] += 1
-    return counts, records
-
-
-SAMPLED = Setup(temperature=1.0, batch=2000, num_blocks=12_000, k=3)
-
-
-@DRAWS_BY_ENGINE
-def test_proposals_ended_by_doubt_leave_the_distribution_as_it_is(draws: int) -> None:
-    counts, records = stub_counts(replace(SAMPLED, min_draft_prob=DOUBT), draws)
-    rounds = [r for record in records for r in record.rounds]
-    assert sum(r.skip_reason == "low_confidence" for r in rounds) > 0.1 * len(rounds)
-    assert sum(0 < r.proposal_len < 3 for r in rounds) > 0.1 * len(rounds)
-    assert 0.2 < acceptance_rate(records) < 0.95
-    assert p_value(counts, exact_stub_joint()) > 0.001
-
-
-def test_doubt_about_the_drawn_token_itself_would_be_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It drops what the draft finds improbable after having drawn it: such tokens would then come from the target
-    alone, the others twice over."""
-    whole = MultiStepWorker.execute_model_multi_step
-
-    def by_own_probability(self: MultiStepWorker, *args: Any, **options: Any) -> list[SamplerOutput]:
-        dropped, outputs = torch.tensor(False), []
-        for output in whole(self, *args, **options):
-            own = output.probs.gather(-1, output.token_ids.clamp_min(0)[:, None]).squeeze(-1)
-            dropped = dropped | (own < self.min_prob)
-            keep = ~dropped[:, None]
-            outputs.append(
-                SamplerOutput(output.token_ids.where(~dropped, -1), output.probs * keep, output.logits * keep)
-            )
-        return outputs
-
-    monkeypatch.setattr(MultiStepWorker, "_confident", lambda self, logits, active: (logits, active))
-    monkeypatch.setattr(MultiStepWorker, "execute_model_multi_step", by_own_probability)
-    counts, _ = stub_counts(replace(SAMPLED, min_draft_prob=DOUBT), 5_000)
-    assert p_value(counts, exact_stub_joint()) < 1e-6
-
-
-@DRAWS_BY_ENGINE
-def test_prompt_lookup_leaves_the_distribution_as_it_is(draws: int) -> None:
-    counts, records = stub_counts(replace(SAMPLED, proposer="ngram"), draws)
-    rounds = [r for record in records for r in record.rounds]
-    assert sum(r.skip_reason == "no_match" for r in rounds) > 100
-    assert 0.05 < acceptance_rate(records) < 0.95
-    assert p_value(counts, exact_stub_joint()) > 0.001
-
-
-@DRAWS_BY_ENGINE
-def test_the_stub_engine_without_either_follows_its_target_too(draws: int) -> None:
-    counts, records = stub_counts(SAMPLED, draws)
-    assert 0.2 < acceptance_rate(records) < 0.95
-    assert p_value(counts, exact_stub_joint()) > 0.001
-    assert p_value(counts, exact_stub_joint().transpose(1, 0, 2)) < 1e-6  # the test can fail

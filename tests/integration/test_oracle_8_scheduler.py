@@ -24,7 +24,8 @@ from spec_harness.spec_decode.records import RequestRecord, SkipReason
 from spec_harness.spec_decode.running import Request, RunningSequence
 from spec_harness.spec_decode.scheduler import Scheduler
 from spec_harness.worker.worker import Worker
-from tests.helpers import assert_nothing_left, drawn, poison_unowned_blocks, request, shapes_unchecked
+from tests.helpers import request
+from tests.inspection import assert_nothing_left, drawn, poison_unowned_blocks, shapes_unchecked
 from tests.stub_engine import VOCAB, Setup, greedy, stub_engine
 
 STOP = frozenset([2])
@@ -91,10 +92,11 @@ def play(engine: Scheduler, arrivals: Sequence[tuple[int, Request]]) -> dict[tup
         poison_unowned_blocks(engine)
         oldest = engine.running[0] if engine.running else None
         before = 0 if oldest is None else len(oldest.data)
-        for record in engine.step():
-            finished[record.request_id, record.sample] = record
+        records = engine.step()
+        finished |= {(record.request_id, record.sample): record for record in records}
         engine.blocks.check_integrity()
-        assert oldest is None or len(oldest.data) > before  # whoever is oldest goes on, so everyone's turn comes
+        # Whoever is oldest goes on, so everyone's turn comes; but what a prefill has finished is handed out first.
+        assert oldest is None or len(oldest.data) > before or any(not record.rounds for record in records)
         assert engine.num_running <= engine._max_num_seqs
         step += 1
         assert step < 1000
@@ -115,6 +117,7 @@ def check(scenario: Scenario) -> Scheduler:
     assert {key: drawn(r) for key, r in records.items()} == {key: drawn(r) for key, r in expected.items()}
     assert sum(r.preemptions for r in records.values()) == engine.stats.preemptions >= engine.stats.swaps
     assert engine.stats.rows_run == sum(len(r.rounds) for r in records.values())
+    assert engine.stats.tokens_held <= engine.stats.slots_held
     if setup.temperature == 0:
         for r in requests:
             output = greedy(
@@ -244,7 +247,7 @@ def check_crowds() -> Counter[str]:
 
 
 def test_a_crowd_changes_no_output() -> None:
-    assert min(check_crowds().values()) > 8
+    assert min(check_crowds().values()) >= 5
 
 
 @pytest.mark.parametrize(

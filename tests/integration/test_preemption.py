@@ -11,19 +11,11 @@ from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.spec_decode.running import Request
 from spec_harness.spec_decode.scheduler import Scheduler
 from spec_harness.worker.model_loader import LoadedModel
-from tests.helpers import (
-    drawn,
-    poison_unowned_blocks,
-    pool_for,
-    prompts,
-    request,
-    run,
-    run_samples,
-    scheduler,
-    shapes_unchecked,
-)
+from tests.helpers import pool_for, prompts, request, run, run_samples, scheduler
+from tests.inspection import drawn, poison_unowned_blocks
 from tests.stub_engine import VOCAB, Setup, StaleKVError, stub_engine
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 SIZE = 4
 PROMPTS = prompts(6, seed=4)
 REQUESTS = [request(i, prompt, max_new_tokens=24) for i, prompt in enumerate(PROMPTS)]
@@ -128,7 +120,7 @@ def run_throngs() -> int:
         steps += any(emptied[host] != filled[host] for host in emptied.keys() & filled.keys())
         apply(self, ops)
 
-    with shapes_unchecked(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KVCache, "apply", watch)
         for seed in range(40):
             setup, requests = throng(seed)

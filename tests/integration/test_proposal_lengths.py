@@ -14,9 +14,7 @@ from spec_harness.worker.model_loader import LoadedModel
 from spec_harness.worker.paged_check import dense_logits
 from tests.helpers import (
     acceptance_rate,
-    drawn,
     forwards,
-    largest_kv_difference,
     metadata,
     noisy_copy,
     prompts,
@@ -26,7 +24,9 @@ from tests.helpers import (
     tiny_loaded,
     worker,
 )
+from tests.inspection import drawn, largest_kv_difference
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 TEXT = prompts(1, seed=9, low=60, high=61)[0]
 K = 4
 

@@ -155,4 +155,6 @@ def test_the_lines_over_positions_are_those_of_the_results(run_dir: Path, server
     lines = {item["position/draft_token"]: item for item in history if "position/draft_token" in item}
     estimates = read_results(run_dir / "results.json").proposal.acceptance_rate_per_position
     assert [lines[i + 1].get("position/acceptance_rate") for i in range(4)] == [e.value for e in estimates]
-    assert [lines[i + 1].get("position/acceptance_rate_low") for i in range(4)] == [e.ci95 and e.ci95[0] for e in estimates]
+    assert [lines[i + 1].get("position/acceptance_rate_low") for i in range(4)] == [
+        e.ci95 and e.ci95[0] for e in estimates
+    ]

@@ -19,8 +19,8 @@ def acceptance_by_position(run: Run) -> Figure | None:
     if p.num_drafts == 0:
         return None
     note = (
-        f"{INTERVALS} (none below {MIN_REQUESTS} requests). Accepted: share of the proposals at least this long in which "
-        "this token was kept. If reached: of those in which every token before it was kept."
+        f"{INTERVALS} (none below {MIN_REQUESTS} requests). Accepted: share of the proposals at least this long in "
+        "which this token was kept. If reached: of those in which every token before it was kept."
     )
     figure, axes = new_figure(height=3.5, note=note)
     series = {
@@ -55,8 +55,8 @@ def accepted_lengths(run: Run) -> Figure | None:
     mean = p.mean_acceptance_length
     spread = "" if mean.ci95 is None else f" (95 % interval {mean.ci95[0]:.2f} to {mean.ci95[1]:.2f})"
     note = (
-        f"{p.num_drafts:,} rounds with a proposal. Mean acceptance length {mean.value:.2f} tokens{spread}: the accepted "
-        "tokens plus the one that the target adds to each round."
+        f"{p.num_drafts:,} rounds with a proposal. Mean acceptance length {mean.value:.2f} tokens{spread}: the "
+        "accepted tokens plus the one that the target adds to each round."
     )
     figure, axes = new_figure(height=3.3, note=note)
     counts = p.accepted_length_histogram
@@ -120,8 +120,10 @@ def confidence(run: Run) -> Figure | None:
     bins = [part for _, part in judged.groupby(place)]
     centers = [float(part[column].mean()) for part in bins]
     rates = [float(part.accepted.mean()) for part in bins]
-    note = f"{INTERVALS}. {len(judged):,} draft tokens that the target judged: the accepted ones and the first rejected one "
-    note += "of each round" + (f", in {len(bins)} groups of equal size." if greedy else ".")
+    note = (
+        f"{INTERVALS}. {len(judged):,} draft tokens that the target judged: the accepted ones and the first rejected "
+    )
+    note += "one of each round" + (f", in {len(bins)} groups of equal size." if greedy else ".")
     figure, axes = new_figure(height=3.5, note=note)
     intervals = [_rate_interval(part, judged) for part in bins]
     axes.errorbar(centers, rates, yerr=errors(rates, intervals), color=PALETTE[0], marker="o", label="measured")

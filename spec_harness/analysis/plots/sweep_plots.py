@@ -49,8 +49,8 @@ def speedup_curve(points: Sequence[Point]) -> Figure | None:
     timed = {name: [(p.k, timing) for p in own if (timing := p.run.results.timing)] for name, own in _series(points)}
     measured = {name: [(k, timing.speedup) for k, timing in own] for name, own in timed.items()}
     note = (
-        f"{INTERVALS} (not the machine's own noise). Hollow, dashed: predicted from the run's acceptance and a separate "
-        "profile of single steps. Below 1 speculative decoding is slower than plain decoding."
+        f"{INTERVALS} (not the machine's own noise). Hollow, dashed: predicted from the run's acceptance and a "
+        "separate profile of single steps. Below 1 speculative decoding is slower than plain decoding."
     )
     figure, axes = new_figure(height=3.8, note=note)
     if not _draw(axes, measured):
@@ -121,7 +121,7 @@ def kv_heat_map(points: Sequence[Point]) -> Figure | None:
             preemptions = _mean([kv.preemptions or 0 for kv in found])
             times = f"{preemptions:,.0f} preemption" + ("" if preemptions == 1 else "s")
             text = f"{speed:,.0f} tokens/s\n{times}\nroom for {pools[row] * sizes[column]:,} tokens"
-            color = readable_on(image.cmap(image.norm(speed)))
+            color = readable_on([float(x) for x in image.cmap(image.norm(speed))])
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set_yticks(range(len(pools)), [f"{pool:,}" for pool in pools])
@@ -159,5 +159,5 @@ def _over_k(axes: Axes, points: Sequence[Point], legend: Sequence[Line2D]) -> No
     axes.legend(handles=list(legend), loc="best")
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[int | float]) -> float:
     return float(np.mean(values)) if values else float("nan")

@@ -17,8 +17,8 @@ def time_per_token(points: Sequence[Point]) -> Figure | None:
     if not timed:
         return None
     note = (
-        "Wall time of the speculative run / its output tokens, prefills included; the numbers are shares of the bar. A bar "
-        "that ends left of the black mark beats plain decoding (the target alone, same prompts and engine)."
+        "Wall time of the speculative run / its output tokens, prefills included; the numbers are shares of the bar. A "
+        "bar that ends left of the black mark beats plain decoding (the target alone, same prompts and engine)."
     )
     figure, axes = new_figure(height=1.9 + 0.32 * len(timed), note=note)
     plain = [_plain_ms(point) for point, _, _ in timed]

@@ -17,27 +17,32 @@ _LINE = 0.17  # inches
 TOKEN_TEXTS = "token_texts.json"
 
 
+def by_acceptance(run: Run) -> list[dict[str, Any]]:
+    """The rows of requests.parquet in which anything was proposed, lowest acceptance rate first."""
+    rows = run.requests.dropna(subset=["acceptance_rate"])
+    ordered = rows.sort_values(["acceptance_rate", "request_id", "turn", "sample"])
+    return [{str(key): value for key, value in row.items()} for row in ordered.to_dict("records")]
+
+
 def generation_tokens(run: Run, request_id: str, turn: int, sample: int) -> tuple[dict[str, Any], list[Kind]]:
     """One row of generations.jsonl and the kind of each of its tokens."""
     key = (request_id, turn, sample)
     (generation,) = [row for row in run.generations() if (row["request_id"], row["turn"], row["sample"]) == key]
     rounds = run.rounds
     own = rounds[(rounds.request_id == request_id) & (rounds.turn == turn) & (rounds["sample"] == sample)]
-    figures = own.sort_values("round")[["proposal_len", "num_accepted", "num_emitted"]]
-    return generation, token_kinds(figures.itertuples(index=False, name=None))
+    figures = own.sort_values("round")[["proposal_len", "num_accepted", "num_emitted"]].to_numpy().tolist()
+    return generation, token_kinds([(proposed, accepted, emitted) for proposed, accepted, emitted in figures])
 
 
 def token_view(run: Run, request_id: str | None = None) -> Figure | None:
     """Of the named request, else of the one whose acceptance rate is the median. ``None`` for runs that kept no token
     texts, or proposed nothing."""
-    chosen = run.requests.dropna(subset=["acceptance_rate"]).sort_values(["acceptance_rate", "request_id"])
-    if request_id is not None:
-        chosen = chosen[chosen.request_id == request_id]
+    chosen = [row for row in by_acceptance(run) if request_id in (None, row["request_id"])]
     path = run.directory / TOKEN_TEXTS
-    if chosen.empty or not path.is_file():
+    if not chosen or not path.is_file():
         return None
-    row = chosen.iloc[len(chosen) // 2]
-    generation, kinds = generation_tokens(run, row.request_id, row.turn, row["sample"])
+    row = chosen[len(chosen) // 2]
+    generation, kinds = generation_tokens(run, row["request_id"], row["turn"], row["sample"])
     texts = json.loads(path.read_text(encoding="utf-8"))
     tokens = [(texts[str(token)], kind) for token, kind in zip(generation["token_ids"], kinds, strict=False)]
     lines = _wrapped(tokens)
@@ -45,8 +50,8 @@ def token_view(run: Run, request_id: str | None = None) -> Figure | None:
     rate = sum(kind == "accepted" for _, kind in tokens) / len(tokens)
     cut = f" The first {_MAX_LINES} of {len(lines)} lines." if len(lines) > _MAX_LINES else ""
     note = (
-        f"Request {row.request_id}: {len(tokens)} tokens, {rate:.0%} of them from the draft.{cut} Recovered: in place of "
-        "the first rejected draft token. Bonus: after a fully accepted proposal. Target: a round without a proposal."
+        f"Request {row['request_id']}: {len(tokens)} tokens, {rate:.0%} of them from the draft.{cut} Recovered: in "
+        "place of the first rejected draft token. Bonus: after a fully accepted proposal. Target: the rest."
     )
     figure, axes = new_figure(height=1.35 + _LINE * len(shown), note=note)
     for row_number, line in enumerate(shown):

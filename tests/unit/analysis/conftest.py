@@ -12,7 +12,7 @@ from spec_harness.analysis.load import Run, Sweep, load_sweep
 from spec_harness.evaluation.results import write_results
 from spec_harness.evaluation.run_files import RunFiles, StatusFile
 from spec_harness.spec_decode.records import RequestRecord
-from tests.helpers import shapes_unchecked
+from tests.inspection import shapes_unchecked
 from tests.run_helpers import QUIET, working_directory
 from tests.unit.evaluation.conftest import _random_requests, _results
 

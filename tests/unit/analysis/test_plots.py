@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from spec_harness.analysis.load import Run, Sweep, load_run
 from spec_harness.analysis.plots import plot, run_figures, sweep_figures
 from spec_harness.analysis.plots.run_plots import judged_tokens
-from spec_harness.analysis.plots.token_plot import generation_tokens, token_view
+from spec_harness.analysis.plots.token_plot import by_acceptance, generation_tokens, token_view
 from spec_harness.analysis.points import points
 from spec_harness.analysis.style import PALETTE, STAGES, readable_on
 from spec_harness.errors import UserError
@@ -122,7 +122,10 @@ def test_confidence_counts_each_judged_token_once(of_run: dict[str, Figure], rea
     proposal = real_run.results.proposal
     assert judged.accepted.sum() == proposal.num_accepted_tokens
     rejected = sum(proposal.accepted_length_histogram) - int(
-        (real_run.rounds.query("proposal_len > 0").num_accepted == real_run.rounds.query("proposal_len > 0").proposal_len).sum()
+        (
+            real_run.rounds.query("proposal_len > 0").num_accepted
+            == real_run.rounds.query("proposal_len > 0").proposal_len
+        ).sum()
     )
     assert (~judged.accepted).sum() == rejected
     (container,) = of_run["confidence"].axes[0].containers
@@ -153,8 +156,13 @@ def test_curves_over_length(of_sweep: dict[str, Figure], real_sweep: Sweep) -> N
         assert drawn(lengths.containers[i])[0] == [1, 3]
         assert_shows(lengths.containers[i], [results.proposal.mean_acceptance_length for results in own])
         assert_shows(speedups.containers[i], [results.timing.speedup for results in own if results.timing])
-    predicted = [list(line.get_ydata()) for line in speedups.lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 2]
-    expected = [[p.run.results.timing.predicted_speedup for p in found if p.series == name and p.run.results.timing] for name in series]
+    predicted = [
+        list(line.get_ydata()) for line in speedups.lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 2
+    ]
+    expected = [
+        [p.run.results.timing.predicted_speedup for p in found if p.series == name and p.run.results.timing]
+        for name in series
+    ]
     assert predicted == expected
 
 
@@ -172,7 +180,11 @@ def test_the_heat_map_shows_speed_and_preemptions(of_sweep: dict[str, Figure], r
     assert values is not None
     assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "16"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["24"]
-    cell = [r.results for r in real_sweep.runs if r.results.kv and (r.results.kv.num_blocks, r.results.kv.block_size) == (24, 8)]
+    cell = [
+        r.results
+        for r in real_sweep.runs
+        if r.results.kv and (r.results.kv.num_blocks, r.results.kv.block_size) == (24, 8)
+    ]
     speeds = [results.timing.speculative_tokens_per_second.value for results in cell if results.timing]
     assert values[0, 0] == pytest.approx(np.mean([float(speed or 0) for speed in speeds]))
     preemptions = np.mean([results.kv.preemptions or 0 for results in cell if results.kv])
@@ -180,11 +192,11 @@ def test_the_heat_map_shows_speed_and_preemptions(of_sweep: dict[str, Figure], r
 
 
 def test_the_token_view_spells_the_output(real_run: Run) -> None:
-    row = real_run.requests.dropna(subset=["acceptance_rate"]).iloc[0]
-    generation, kinds = generation_tokens(real_run, row.request_id, row.turn, row["sample"])
-    assert kinds.count("accepted") == row.accepted_tokens
-    assert len(kinds) == len(generation["token_ids"]) == row.output_tokens
-    figure = token_view(real_run, row.request_id)
+    row = by_acceptance(real_run)[-1]
+    generation, kinds = generation_tokens(real_run, row["request_id"], row["turn"], row["sample"])
+    assert kinds.count("accepted") == row["accepted_tokens"] > 0
+    assert len(kinds) == len(generation["token_ids"]) == row["output_tokens"]
+    figure = token_view(real_run, row["request_id"])
     assert figure is not None
     texts = "".join(text.get_text() for text in figure.axes[0].texts)
     spelled = texts.replace("\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\n")

@@ -108,7 +108,7 @@ def test_the_metric_counts_the_first_pass_alone(target: LoadedModel, draft: Load
     assert counts.accepted_length_histogram == pooled.accepted_length_histogram
     assert first.acceptance_rate == counts.num_accepted_tokens / counts.num_draft_tokens
     assert baseline.acceptance_rate is None
-    assert (first.num_draft_tokens, baseline.num_draft_tokens) == (counts.num_draft_tokens, 0)
+    assert baseline.stats.num_draft_tokens == baseline.stats.num_accepted_tokens == 0
 
 
 def test_the_next_turn_of_a_conversation_is_run_in_its_own_pass(target: LoadedModel, draft: LoadedModel) -> None:

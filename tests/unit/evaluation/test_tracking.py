@@ -11,7 +11,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 from spec_harness.errors import UserError
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
-from spec_harness.evaluation.tracking import RunningFigures, finish, make_loggers, plain_numbers
+from spec_harness.evaluation.tracking import RunningFigures, finish, make_loggers, plain_numbers, run_name
+from spec_harness.evaluation.tracking_tables import media, position_lines
+from spec_harness.spec_decode.scheduler import SchedulerStats
 from spec_harness.worker.model_loader import LoadedModel
 
 Make = Callable[..., Any]
@@ -89,7 +91,7 @@ def test_running_figures_are_logged_every_tenth_step(target: LoadedModel, make_r
     figures = RunningFigures([recorder])
     for step in range(1, 31):
         if step == 15:
-            current.add(make_request([], token_ids=[1, 2, 3]))
+            current.records.append(make_request([], token_ids=[1, 2, 3]))
             current.stats.num_draft_tokens, current.stats.num_accepted_tokens = 4, 1
         module.num_engine_steps = step
         figures(module)
@@ -99,6 +101,68 @@ def test_running_figures_are_logged_every_tenth_step(target: LoadedModel, make_r
     assert second["running/speculative/requests_done"] == 1
     assert second["running/speculative/tokens_per_second"] == 3 / 2.0
     assert second["running/speculative/acceptance_rate"] == 1 / 4
+
+
+def stats(steps: int, rows: int, drafted: int, accepted: int) -> SchedulerStats:
+    """Of ``rows`` rounds in ``steps`` steps that emit a token each, and what was accepted."""
+    return SchedulerStats(
+        num_steps=steps,
+        rows_run=rows,
+        tokens_held=10 * rows,
+        slots_held=16 * rows,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        num_emitted_tokens=accepted + rows,
+    )
+
+
+def test_step_figures_are_means_since_the_last_record(target: LoadedModel) -> None:
+    """A running total hardly moves late in a run; what happens now would be invisible in it."""
+    current = Pass(name="speculative", scheduler=lambda: pytest.fail("not to be called"))
+    module, recorder = module_with(target, current), Recorder()
+    figures = RunningFigures([recorder])
+    for step, counted in ((10, stats(10, 40, 160, 80)), (20, stats(20, 60, 200, 90))):
+        current.stats, module.num_engine_steps = counted, step
+        figures(module)
+    name = "running/speculative/step"
+    assert {key: value for key, value in recorder.sent[1].items() if key.startswith(name)} == {
+        f"{name}/sequences": 20 / 10,
+        f"{name}/acceptance_rate": 10 / 40,
+        f"{name}/proposal_len": 40 / 20,
+        f"{name}/tokens_per_target_pass": 30 / 20,
+        f"{name}/kv_utilization": 10 / 16,
+    }
+    assert recorder.sent[1]["running/speculative/acceptance_rate"] == 90 / 200
+
+
+def test_a_new_pass_counts_from_zero(target: LoadedModel) -> None:
+    passes = [
+        Pass(name=name, scheduler=lambda: pytest.fail("not to be called")) for name in ("speculative", "baseline")
+    ]
+    module, recorder = module_with(target, passes[0]), Recorder()
+    module.passes = passes
+    figures = RunningFigures([recorder])
+    for index, counted in enumerate((stats(10, 40, 160, 80), stats(10, 10, 0, 0))):
+        passes[index].stats, module._current, module.num_engine_steps = counted, index, 10 * (index + 1)
+        figures(module)
+    sent = recorder.sent[1]
+    assert sent["running/baseline/step/sequences"] == 1
+    assert sent["running/baseline/step/tokens_per_target_pass"] == 1
+    assert "running/baseline/step/acceptance_rate" not in sent
+    assert "running/baseline/step/proposal_len" not in sent
+
+
+def test_a_long_run_is_no_longer_to_look_at(target: LoadedModel) -> None:
+    """The distance between records doubles: 64 requests of 64 tokens, one at a time, stay below 500 W&B records, of
+    which each call makes three."""
+    module = module_with(target, Pass(name="speculative", scheduler=lambda: pytest.fail("not to be called")))
+    recorder = Recorder()
+    figures = RunningFigures([recorder])
+    for step in range(1, 2 * 64 * 64 + 1):
+        module.num_engine_steps = step
+        figures(module)
+    assert len(recorder.sent) < 150
+    assert recorder.sent[-1]["engine_step"] > 8_000
 
 
 def loggers(run_dir: Path, **changes: Any) -> list[Logger]:
@@ -153,3 +217,54 @@ def test_wandb_is_asked_to_stay_inside_the_run_directory(tmp_path: Path, monkeyp
     assert (settings.console, settings.x_disable_stats, settings.disable_git) == ("off", True, True)
     assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "wandb")
     assert os.environ["WANDB_ERROR_REPORTING"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (
+            {"proposal": {"kind": "draft_model", "max_proposal_len": 4}, "draft": {"kind": "tiny"}},
+            "tiny k=4 block=None",
+        ),
+        (
+            {"proposal": {"kind": "draft_model", "max_proposal_len": 2}, "draft": {"path": "/m/small"}},
+            "small k=2 block=None",
+        ),
+        ({"proposal": {"kind": "ngram", "max_proposal_len": 3}, "kv_cache": {"block_size": 8}}, "n-gram k=3 block=8"),
+        ({"proposal": {"kind": "none", "max_proposal_len": 0}}, "no proposals"),
+        ({}, None),
+    ],
+)
+def test_a_run_is_named_by_what_tells_it_apart(config: dict[str, Any], name: str | None) -> None:
+    assert run_name(config) == name
+
+
+def test_tables_hold_the_requests_and_the_worst_first(random_requests: Make, make_results: Make) -> None:
+    records = random_requests(0, max_proposal_len=3, num_requests=12)
+    found = media(make_results(records, max_proposal_len=3), records, {1: "x"})
+    requests, worst = found["requests"], found["worst_requests"]
+    assert [row[0] for row in requests.data] == [record.request_id for record in records]
+    rates = [row[list(worst.columns).index("acceptance_rate")] for row in worst.data]
+    assert rates == sorted(rates)
+    assert None not in rates
+    share = found["time_share"]
+    assert [row[:2] for row in share.data][:2] == [["prefill", 0.05], ["propose", 0.3]]
+
+
+def test_what_was_proposed_and_accepted_keeps_its_integer_bins(random_requests: Make, make_results: Make) -> None:
+    records = random_requests(0, max_proposal_len=3)
+    results = make_results(records, max_proposal_len=3)
+    found = media(results, records, {})
+    assert found["accepted_length_histogram"].histogram == results.proposal.accepted_length_histogram
+    lens = [round_.proposal_len for record in records for round_ in record.rounds]
+    assert found["proposal_len_histogram"].histogram == [lens.count(length) for length in range(4)]
+    assert found["proposal_len_histogram"].bins == [-0.5, 0.5, 1.5, 2.5, 3.5]
+
+
+def test_positions_are_lines_and_unknown_figures_are_left_out(random_requests: Make, make_results: Make) -> None:
+    results = make_results(random_requests(0, max_proposal_len=3), max_proposal_len=3)  # too few for intervals
+    lines = position_lines(results)
+    assert [line["position/draft_token"] for line in lines] == [1, 2, 3]
+    rates = [estimate.value for estimate in results.proposal.acceptance_rate_per_position]
+    assert [line["position/acceptance_rate"] for line in lines] == rates
+    assert "position/acceptance_rate_low" not in lines[0]

@@ -90,15 +90,16 @@ def test_forked_sequences_share_blocks_until_one_writes() -> None:
     blocks.grow(1, 6)
     blocks.fork(1, 2)
     assert blocks.block_table(2) == blocks.block_table(1)
-    assert blocks.num_allocated == 2
+    assert (blocks.num_allocated, blocks.num_saved) == (2, 2)
     shared = blocks.block_table(1)
     copies = blocks.grow(2, 7, write_from=6)
     assert copies == [(shared[1], blocks.block_table(2)[1])]
     assert blocks.block_table(1) == shared
     assert blocks.block_table(2)[0] == shared[0]
     assert blocks.grow(1, 7, write_from=6) == []  # the other one has left the block
+    assert (blocks.num_allocated, blocks.num_saved) == (3, 1)
     blocks.free(1)
-    assert blocks.num_allocated == 2
+    assert (blocks.num_allocated, blocks.num_saved) == (2, 0)
     blocks.check_integrity()
 
 

@@ -1,0 +1,108 @@
+"""What a sweep recommends, and how sure it is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_harness.analysis.load import load_run, load_sweep
+from spec_harness.analysis.points import NGRAM, Point, points
+from spec_harness.analysis.verdict import verdict
+from spec_harness.evaluation.results import Estimate, TimingResults
+from tests.unit.analysis.conftest import config
+
+Save = Callable[..., Path]
+
+
+def timing(speedup: float | None, spread: float = 0.05, tokens_per_second: float = 100.0) -> TimingResults:
+    return TimingResults(
+        speculative_tokens_per_second=Estimate(value=tokens_per_second, ci95=(90.0, 110.0), n=10),
+        baseline_tokens_per_second=Estimate(value=None, n=0),
+        speedup=Estimate(value=speedup, ci95=None if speedup is None else (speedup - spread, speedup + spread), n=10),
+    )
+
+
+@pytest.fixture
+def sweep(save_run: Save, tmp_path: Path) -> Callable[..., list[Point]]:
+    """The points of runs with these timings; ``kinds`` are their drafts'."""
+
+    def make(*timings: TimingResults, kinds: tuple[str, ...] = (), **changes: list[Any]) -> list[Point]:
+        for number, one in enumerate(timings):
+            own = {key: values[number] for key, values in changes.items()}
+            settings = config(draft__kind=kinds[number] if kinds else "hf", **own)
+            save_run(tmp_path / "sweep" / str(number), timing=one, config=settings)
+        return points(load_sweep(tmp_path / "sweep").runs)
+
+    return make
+
+
+def test_the_fastest_is_recommended_with_its_interval(sweep: Callable[..., list[Point]]) -> None:
+    found = sweep(timing(1.2), timing(1.5), timing(1.46), sampling__seed=[1, 2, 3])
+    answer = verdict(found)
+    assert answer is not None
+    assert answer.best is found[1]
+    assert answer.headline == (
+        "Use draft tiny-draft, proposal length 4, sampling.seed=2. Expect 1.50x (95 % interval 1.45 to 1.55) the speed "
+        "of plain decoding."
+    )
+    assert "Not clearly slower than it: seed=3." in answer.reasons
+    assert "Clearly slower: 1 of the 2 other runs." in answer.reasons
+
+
+def test_an_interval_around_1_is_no_promise(sweep: Callable[..., list[Point]]) -> None:
+    answer = verdict(sweep(timing(1.02)))
+    assert answer is not None
+    assert answer.headline.startswith("If at all, use ")
+    assert "The interval contains 1" in answer.reasons[0]
+
+
+def test_nothing_is_recommended_where_nothing_pays(sweep: Callable[..., list[Point]]) -> None:
+    answer = verdict(sweep(timing(0.7), timing(0.8)))
+    assert answer is not None
+    assert answer.headline.startswith("Do not use any of these drafts here. The best, ")
+    assert "runs at 0.80x" in answer.headline
+
+
+def test_the_target_itself_is_no_candidate(sweep: Callable[..., list[Point]]) -> None:
+    """It accepts everything, and costs what the target costs; it would win only by an accident of the machine."""
+    found = sweep(timing(1.1), timing(1.9), kinds=("hf", "self"))
+    answer = verdict(found)
+    assert answer is not None
+    assert answer.best is found[0]
+    assert answer.reasons[-1].startswith("No candidate")
+
+
+def test_without_plain_decoding_speed_decides_and_says_so(sweep: Callable[..., list[Point]]) -> None:
+    found = sweep(timing(None, tokens_per_second=80.0), timing(None, tokens_per_second=90.0))
+    answer = verdict(found)
+    assert answer is not None
+    assert answer.best is found[1]
+    assert answer.headline.startswith("The fastest is ")
+    assert "baseline=off" in answer.reasons[0]
+
+
+def test_no_speed_no_verdict(sweep: Callable[..., list[Point]]) -> None:
+    nothing = Estimate(value=None, n=0)
+    unknown = TimingResults(speculative_tokens_per_second=nothing, baseline_tokens_per_second=nothing, speedup=nothing)
+    assert verdict(sweep(unknown)) is None
+    assert verdict([]) is None
+
+
+def test_labels_say_what_differs_and_no_more(sweep: Callable[..., list[Point]]) -> None:
+    found = sweep(timing(1.0), timing(1.0), sampling__max_new_tokens=[8, 16])
+    assert [point.label for point in found] == ["max_new_tokens=8", "max_new_tokens=16"]
+    assert [point.series for point in found] == ["tiny-draft, max_new_tokens=8", "tiny-draft, max_new_tokens=16"]
+
+
+def test_a_single_run_is_named_by_draft_and_length(sweep: Callable[..., list[Point]]) -> None:
+    (point,) = sweep(timing(1.0))
+    assert point.label == "tiny-draft, k=4"
+
+
+def test_a_proposer_without_a_model_has_a_name(save_run: Save, tmp_path: Path) -> None:
+    run = load_run(save_run(tmp_path / "run"))
+    source = run.results.provenance.model_copy(update={"draft": None})
+    bare = run.results.model_copy(update={"provenance": source})
+    run = type(run)(run.directory, bare)
+    assert points([run])[0].draft == NGRAM
