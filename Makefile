@@ -15,7 +15,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(PYTEST) -q -m "not slow" tests/unit tests/test_configs.py
+	$(PYTEST) -q -m "not slow" tests/unit tests/test_configs.py tests/test_notebooks.py
 
 test: check
 	$(PYTEST) -q -m "not slow" tests/integration

@@ -105,7 +105,7 @@ def card(
         "(tests, generated tables and site-packages left out), split at random by file: "
         f"{corpus.training_files} training files, {corpus.held_out_files} held out. Files are "
         "cut before top-level definitions at random; each piece ends with `<|endoftext|>`.",
-        "- **Licence.** The sources are under the PSF License Agreement; the weights are under "
+        "- **License.** The sources are under the PSF License Agreement; the weights are under "
         "this project's licence, Apache-2.0.",
         "- **Tokenizer.** Byte-level BPE trained on the training files, the same in both folders; "
         "newlines and indentation are tokens of their own; no begin-of-text token.",

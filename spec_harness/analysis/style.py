@@ -68,7 +68,7 @@ def new_figure(*, height: float, note: str = "") -> tuple[Figure, Axes]:
     """An empty figure of ``height`` inches with one pair of axes, and below them what a reader must know."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     if note:
-        figure.supxlabel(fill(note, 118), x=0.01, ha="left", fontsize=7.5, color=GRAY)
+        figure.supxlabel(fill(note, 112), x=0.01, ha="left", fontsize=7.5, color=GRAY)
     return figure, figure.add_subplot()
 
 

@@ -83,7 +83,8 @@ def per_request(done: Pass) -> tuple[dict[str, int], dict[str, float]]:
     """Output tokens and seconds in the engine of each request id, turns and samples together."""
     tokens: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
-    for record in done.records:
+    # In the order of their ids, so that the bootstrap's draws do not depend on who finished first.
+    for record in sorted(done.records, key=lambda record: record.request_id):
         tokens[record.request_id] += len(record.token_ids)
         seconds[record.request_id] += record.engine_s
     return tokens, seconds

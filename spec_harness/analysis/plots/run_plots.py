@@ -100,7 +100,7 @@ def categories(run: Run) -> Figure | None:
     axes.set(ylabel="category (requests)", ylim=(-0.6, len(ordered) - 0.4))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.grid(visible=False, axis="y")
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.01, 1.0))  # above the rows, which may reach anywhere
     return figure
 
 
