@@ -70,6 +70,7 @@ class Scheduler:
         self._preempted: deque[RunningSequence] = deque()  # oldest first
         self._running: list[RunningSequence] = []  # oldest first
         self._ops = CacheOps()  # block moves since the last round, in the order in which they were decided
+        self._put_off = False  # the last step left out its round
         self._next_seq_id = 0
 
     def blocks_needed(self, request: Request) -> int:
@@ -125,8 +126,11 @@ class Scheduler:
             groups = [] if self._preempted else self._admit()
         self._prefill(groups)
         took_part = {seq.seq_id: seq for seq in chain(*groups)}
-        # What a prefill has finished is handed out before a round that might fail.
-        if self._running and all(seq.stop_reason is None for seq in took_part.values()):
+        # What a prefill has finished is handed out before a round that might fail; but no two steps without a round, or a
+        # stream of one-token requests would hold up the others.
+        finished = any(seq.stop_reason is not None for seq in took_part.values())
+        self._put_off = finished and not self._put_off
+        if self._running and not self._put_off:
             took_part |= {seq.seq_id: seq for seq in self._round()}
         share = (self._clock() - began) / max(1, len(took_part))
         for seq in took_part.values():
