@@ -126,8 +126,8 @@ class Scheduler:
             groups = [] if self._preempted else self._admit()
         self._prefill(groups)
         took_part = {seq.seq_id: seq for seq in chain(*groups)}
-        # What a prefill has finished is handed out before a round that might fail; but no two steps without a round, or a
-        # stream of one-token requests would hold up the others.
+        # What a prefill has finished is handed out before a round that might fail; but no two steps without a round, or
+        # a stream of one-token requests would hold up the others.
         finished = any(seq.stop_reason is not None for seq in took_part.values())
         self._put_off = finished and not self._put_off
         if self._running and not self._put_off:
