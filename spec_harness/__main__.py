@@ -31,7 +31,17 @@ from spec_harness.compose import (
 )
 from spec_harness.config import register_schema
 from spec_harness.errors import UserError
-from spec_harness.run_directory import Footprint, check_writable, failed_jobs, job_stamps, record_failure
+from spec_harness.run_directory import (
+    Footprint,
+    announce,
+    check_unused,
+    check_writable,
+    failed_jobs,
+    job_stamps,
+    record_failure,
+    run_error,
+    run_state,
+)
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +80,26 @@ def _run_once(request: Request, plan: Plan) -> int:
         except UserError as error:
             refusals.append(error)
 
+    check_unused(plan.output_dir)
     footprint = Footprint.before(plan.output_dir)
-    code = _start_hydra(job, _with_output_dir(request, plan))
+    try:
+        code = _start_hydra(job, _with_output_dir(request, plan))
+    except KeyboardInterrupt:
+        code = 1
     if refusals:
         footprint.remove_new()
         return _report(refusals[0])
+    if run_state(plan.output_dir) == "running":  # killed before it could say so
+        record_failure(plan.output_dir, KeyboardInterrupt("interrupted"))
+    if code == 0 and run_state(plan.output_dir) not in ("done", None):
+        code = 1  # Lightning ends a run that was told to stop as if it were done
+    if code and _was_interrupted(plan.output_dir):
+        print(f"interrupted; finished requests are in {plan.output_dir}", file=sys.stderr)
     return code
+
+
+def _was_interrupted(run_dir: Path) -> bool:
+    return run_error(run_dir) == "interrupted"
 
 
 def _sweep(request: Request, plan: Plan) -> int:
@@ -105,9 +129,11 @@ def _run_job(cfg: DictConfig) -> None:
     """The run itself: only here is torch imported."""
     config = to_config(cfg)
 
+    settings = HydraConfig.get()
+    announce(Path(settings.runtime.output_dir))
+
     from spec_harness.run import run
 
-    settings = HydraConfig.get()
     sweep = Path(settings.sweep.dir).name if settings.mode == RunMode.MULTIRUN else None
     run(config, run_dir=Path(settings.runtime.output_dir), sweep=sweep)
 

@@ -1,7 +1,7 @@
 """The composition root: from a checked configuration to the objects of one run. The only place that knows them all."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from spec_harness.spec_decode.records import RequestRecord
 from spec_harness.spec_decode.running import Request
 from spec_harness.spec_decode.stopping import StopCriteria
 from spec_harness.worker.model_loader import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
+
+_WARM_UP_TOKENS = 8  # two or three rounds of each sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class Evaluation:
             self.draft,
             self.passes,
             num_requests=self.num_sequences,
+            warm_up=[_shortened(request) for request in self.requests[: self.settings.max_num_seqs]],
             max_proposal_len=self.settings.max_proposal_len,
             next_turn=self.conversations.next_turn,
             on_finished=on_finished,
@@ -101,6 +104,12 @@ def build(config: EvalConfig) -> Evaluation:
         data=PromptDataModule(requests, max_num_seqs=config.max_num_seqs, num_passes=len(passes)),
         notes=ignored_penalties(model),
     )
+
+
+def _shortened(request: Request) -> Request:
+    """The request as a warm-up: a few tokens of one sample."""
+    tokens = min(_WARM_UP_TOKENS, request.sampling.max_new_tokens)
+    return replace(request, num_samples=1, sampling=replace(request.sampling, max_new_tokens=tokens))
 
 
 def _first_request(encoder: PromptEncoder, row: PromptRow, source: Path) -> Request:

@@ -6,6 +6,7 @@ wrong. Neither torch nor anything that needs it is imported.
 """
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,9 +152,9 @@ def check_inputs(config: EvalConfig) -> None:
 
 def _check_model_path(model: ModelConfig) -> None:
     """Refuses what is written like a path and is no folder; anything else may be a hub id, which costs a look-up."""
-    if model.path is None or Path(model.path).is_dir():
+    if model.path is None or os.path.isdir(model.path):  # which, unlike Path's, is False for a name too long to be one
         return
-    if Path(model.path).exists():
+    if os.path.exists(model.path):
         raise UserError(f"{model.group}.path: {model.path} is not a folder; give the folder that holds the model")
     if model.path.startswith(("/", "./", "../", "~")):
         raise UserError(f"{model.group}.path: {model.path} does not exist; give a folder, or a hub id such as org/name")
@@ -167,7 +168,13 @@ def _check_runs(request: Request, overrides: list[Override], base: DictConfig, *
         _check_point(base, request.overrides)
         return
     hydra_overrides = [override.input_line or "" for override in overrides if override.is_hydra_override()]
-    for number, point in enumerate(_points(overrides, base)):
+    for line in hydra_overrides:
+        if line.startswith("hydra.sweep.subdir=") and "${" not in line:
+            raise UserError(f"{line}: all jobs of the sweep would share one directory; use ${{hydra:job.num}} in it")
+    points = _points(overrides, base)
+    if not points:
+        raise UserError("the sweep has no job: one of its ranges or choices is empty")
+    for number, point in enumerate(points):
         try:
             _check_point(_compose(request, [*hydra_overrides, *point]), point)
         except UserError as error:

@@ -17,6 +17,7 @@ from hydra.core.config_store import ConfigStore
 from spec_harness.errors import UserError
 
 SCHEMA_NAME = "eval_schema"
+_LARGEST = 2**31 - 1  # no count here comes near it; beyond, sizes would overflow
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -41,6 +42,8 @@ class ModelConfig:
         _check_choice(f"{self.group}.kind", self.kind, self.kinds)
         _check_choice(f"{self.group}.dtype", self.dtype, DTYPES)
         _check_min(f"{self.group}.max_model_len", self.max_model_len, 1)
+        _check_min(f"{self.group}.seed", self.seed, 0)
+        _check_max(f"{self.group}.seed", self.seed, 2**63 - 1)
         if self.path is not None:
             _check_text(f"{self.group}.path", self.path)
             self.path = os.path.expanduser(self.path)
@@ -97,7 +100,9 @@ class KVCacheConfig:
 
     def __post_init__(self) -> None:
         _check_min("kv_cache.block_size", self.block_size, 1)
+        _check_max("kv_cache.block_size", self.block_size, 2**16)
         _check_min("kv_cache.num_blocks", self.num_blocks, 1)
+        _check_max("kv_cache.num_blocks", self.num_blocks, _LARGEST)
         _check_choice("kv_cache.preemption", self.preemption, ("recompute", "swap"))
         if not (math.isfinite(self.swap_space_gib) and self.swap_space_gib >= 0):
             raise UserError(f"kv_cache.swap_space_gib must be a number of at least 0, not {self.swap_space_gib}")
@@ -162,13 +167,14 @@ class SamplingConfig:
     ignore_eos: bool = False  # go on behind an end-of-sequence token
     n: int = 1  # samples of each prompt
     num_beams: int = 1  # beam search is not there
-    stop: list[str] = field(default_factory=list)  # texts that end a request
+    stop: list[str] = field(default_factory=list)  # texts that end a request; \n and \t in them are line ends and tabs
 
     def __post_init__(self) -> None:
         _check_temperature("sampling.temperature", self.temperature)
         _check_min("sampling.top_k", self.top_k, 1)
         _check_share("sampling.top_p", self.top_p)
         _check_min("sampling.max_new_tokens", self.max_new_tokens, 1)
+        _check_max("sampling.max_new_tokens", self.max_new_tokens, _LARGEST)
         _check_min("sampling.n", self.n, 1)
         if self.n > 1 and self.temperature == 0:
             raise UserError(
@@ -179,8 +185,10 @@ class SamplingConfig:
                 f"sampling.num_beams must be 1, not {self.num_beams}: beam search reorders its beams between "
                 "tokens, so no proposal of one could be verified; use sampling.n for several samples"
             )
-        for text in self.stop:
-            _check_text("sampling.stop", text)
+        # The command line has no escapes of its own, and line ends are the commonest stops.
+        self.stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop]
+        if "" in self.stop:
+            raise UserError("sampling.stop must not hold an empty text, which would end every request at once")
 
 
 @dataclass
@@ -201,7 +209,7 @@ class DataConfig:
         _check_choice("data.chat_template", self.chat_template, ("auto", "off"))
         if self.path is not None:
             _check_text("data.path", self.path)
-            self.path = os.path.expanduser(self.path)
+            self.path = os.path.abspath(os.path.expanduser(self.path))
             self.kind = "jsonl"
         elif self.kind == "jsonl":
             raise UserError("data.path is missing: data=jsonl needs a JSONL file of prompts")
@@ -257,10 +265,13 @@ class EvalConfig:
     baseline: str = "measure"  # measure: the target alone on the same prompts, in the same run · off
     integrity: str = "quick"  # checks of the engine on the run's own models: full · quick · off
     seed: int = 0  # of everything random that has no seed of its own
-    verbose: bool = False  # log what happens inside a run
+    verbose: bool = True  # the progress bar and the summary in the terminal
 
     def __post_init__(self) -> None:
         _check_min("max_num_seqs", self.max_num_seqs, 1)
+        _check_max("max_num_seqs", self.max_num_seqs, _LARGEST)
+        _check_min("seed", self.seed, 0)
+        _check_max("seed", self.seed, 2**32 - 1)
         _check_choice("mode", self.mode, ("run",))
         _check_choice("baseline", self.baseline, ("measure", "off"))
         _check_choice("integrity", self.integrity, ("full", "quick", "off"))
@@ -295,14 +306,21 @@ def _check_min(key: str, value: int | None, minimum: int) -> None:
         raise UserError(f"{key} must be at least {minimum}, not {value}")
 
 
+def _check_max(key: str, value: int | None, maximum: int) -> None:
+    if value is not None and value > maximum:
+        raise UserError(f"{key} must be at most {maximum}, not {value}")
+
+
 def _check_share(key: str, value: float | None) -> None:
     if value is not None and not 0 < value <= 1:  # also refuses NaN
         raise UserError(f"{key} must be above 0 and at most 1, not {value}")
 
 
 def _check_temperature(key: str, value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and value >= 0):
-        raise UserError(f"{key} must be a finite number of at least 0 (0 is greedy), not {value}")
+    if value is None or value == 0:
+        return
+    if not 1e-6 <= value < math.inf:  # below that, logits divided by it leave float32; also refuses NaN
+        raise UserError(f"{key} must be 0 (greedy) or a finite number of at least 1e-6, not {value}")
 
 
 def _check_text(key: str, value: str) -> None:

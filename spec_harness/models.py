@@ -9,7 +9,14 @@ from transformers.utils import logging
 
 from spec_harness.config import DraftConfig, ModelConfig
 from spec_harness.errors import UserError
-from spec_harness.worker.model_loader import LoadedModel, build_random, load_pretrained, prepare
+from spec_harness.worker.model_loader import (
+    WRONG_INPUT,
+    LoadedModel,
+    build_random,
+    first_line,
+    load_pretrained,
+    prepare,
+)
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -34,9 +41,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(
             path, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{config.group}.path={config.path}: no tokenizer can be loaded: {reason}") from error
+    except WRONG_INPUT as error:
+        raise UserError(
+            f"{config.group}.path={config.path}: no tokenizer can be loaded: {first_line(error)}"
+        ) from error
 
 
 def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:

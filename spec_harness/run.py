@@ -65,7 +65,8 @@ def run(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> RunResults:
     finally:
         finish(loggers, exit_code=exit_code)
     status.done()
-    print_summary(results, run_dir)
+    if config.verbose:
+        print_summary(results, run_dir)
     return results
 
 
@@ -115,13 +116,14 @@ class _Bookkeeper:
 
 
 def _trainer(config: EvalConfig, run_dir: Path, loggers: Sequence[Logger]) -> Trainer:
-    callbacks: list[Callback] = [EvalProgress()] if config.trainer.enable_progress_bar else []
+    progress = config.trainer.enable_progress_bar and config.verbose
+    callbacks: list[Callback] = [EvalProgress()] if progress else []
     return Trainer(
         accelerator=config.trainer.accelerator,
         devices=config.trainer.devices,
         logger=list(loggers) or False,
         callbacks=callbacks,
-        enable_progress_bar=config.trainer.enable_progress_bar,
+        enable_progress_bar=progress,
         enable_checkpointing=False,
         enable_model_summary=False,
         use_distributed_sampler=False,

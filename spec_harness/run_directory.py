@@ -4,6 +4,7 @@ import json
 import shutil
 import tempfile
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from spec_harness.errors import UserError
 
 STATUS_FILE = "status.json"
+RESULTS_FILE = "results.json"
 OVERRIDES_FILE = ".hydra/overrides.yaml"
 
 
@@ -25,6 +27,38 @@ def check_writable(directory: Path, *, key: str) -> None:
             pass
     except OSError as error:
         raise UserError(f"{key}: {directory} cannot be written: {existing}: {error.strerror}") from error
+
+
+def check_unused(run_dir: Path) -> None:
+    """Raises UserError if the directory holds a run already: files of two runs side by side would be read as one."""
+    for name in (STATUS_FILE, RESULTS_FILE):
+        if (run_dir / name).exists():
+            raise UserError(f"hydra.run.dir: {run_dir} holds a run already ({name}); choose another directory")
+
+
+def announce(run_dir: Path) -> None:
+    """status.json from the first second, before torch is imported; the run itself writes it from then on."""
+    status = {
+        "state": "running",
+        "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "updated_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "requests_done": 0,
+        "requests_total": None,
+        "error": None,
+    }
+    (run_dir / STATUS_FILE).write_text(json.dumps(status, indent=2) + "\n")
+
+
+def run_state(run_dir: Path) -> str | None:
+    """What status.json says: running, done or failed; ``None`` without one."""
+    state = _read_status(run_dir).get("state")
+    return state if isinstance(state, str) else None
+
+
+def run_error(run_dir: Path) -> str | None:
+    """The error that status.json names."""
+    error = _read_status(run_dir).get("error")
+    return error if isinstance(error, str) else None
 
 
 @dataclass(frozen=True)
@@ -54,7 +88,7 @@ class Footprint:
             directory.rmdir()
 
 
-def record_failure(run_dir: Path, error: Exception) -> None:
+def record_failure(run_dir: Path, error: BaseException) -> None:
     """Makes status.json say that the job failed, if it does not say so yet."""
     status = _read_status(run_dir)
     if status.get("state") != "failed":

@@ -28,11 +28,12 @@ def engine_settings(
         temperature=config.sampling.temperature, top_k=config.sampling.top_k or 0, top_p=config.sampling.top_p
     )
     largest = _largest_request(config, models[0], requests, rows)
-    num_blocks = _num_blocks(config, models, largest)
+    at_once = min(config.max_num_seqs, sum(request.num_samples for request in requests))
+    num_blocks = _num_blocks(config, models, largest, at_once)
     return EngineSettings(
         block_size=config.kv_cache.block_size,
         num_blocks=num_blocks,
-        num_host_blocks=_num_host_blocks(config, models, largest),
+        num_host_blocks=_num_host_blocks(config, models, largest, at_once),
         preemption="swap" if config.kv_cache.preemption == "swap" else "recompute",
         max_num_seqs=config.max_num_seqs,
         max_proposal_len=k,
@@ -65,13 +66,13 @@ def _largest_request(
     return blocks_for(longest - 1, config.kv_cache.block_size)
 
 
-def _num_blocks(config: EvalConfig, models: Sequence[LoadedModel], largest: int) -> int:
-    """As configured, or sized: on a GPU what fits, on the CPU ``max_num_seqs`` of the largest request."""
+def _num_blocks(config: EvalConfig, models: Sequence[LoadedModel], largest: int, at_once: int) -> int:
+    """As configured, or sized: on a GPU what fits, on the CPU the largest request for each sequence running at once."""
     size, num_blocks = config.kv_cache.block_size, config.kv_cache.num_blocks
     if num_blocks is None and models[0].model.device.type == "cuda":
         num_blocks = blocks_that_fit(models, block_size=size, memory_share=config.kv_cache.gpu_memory_utilization)
     elif num_blocks is None:
-        num_blocks = config.max_num_seqs * largest
+        num_blocks = at_once * largest
     if num_blocks < largest:
         raise UserError(
             f"kv_cache.num_blocks={num_blocks} is too small: the largest request needs {largest} (of {size} tokens)"
@@ -79,9 +80,11 @@ def _num_blocks(config: EvalConfig, models: Sequence[LoadedModel], largest: int)
     return num_blocks
 
 
-def _num_host_blocks(config: EvalConfig, models: Sequence[LoadedModel], largest: int) -> int:
+def _num_host_blocks(config: EvalConfig, models: Sequence[LoadedModel], largest: int, at_once: int) -> int:
     """What fits into the swap space, and not more than could ever be swapped out."""
     if config.kv_cache.preemption != "swap":
         return 0
-    fitting = int(config.kv_cache.swap_space_gib * 2**30) // bytes_per_block(models, config.kv_cache.block_size)
-    return min(fitting, config.max_num_seqs * largest)
+    fitting = int(min(config.kv_cache.swap_space_gib, 2**30) * 2**30) // bytes_per_block(
+        models, config.kv_cache.block_size
+    )
+    return min(fitting, at_once * largest)

@@ -1,6 +1,7 @@
 """Which runs there are below a directory, how each ended, and what it was asked to do. No pandas: it opens at once."""
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +32,15 @@ class Job:
 
 
 def is_run(directory: Path) -> bool:
-    return (directory / RESULTS).is_file() or (directory / STATUS).is_file()
+    return os.path.isfile(directory / RESULTS) or os.path.isfile(directory / STATUS)
 
 
 def read_run(directory: Path) -> RunResults:
     """The results of one run; ``UserError`` says how it ended if it has none."""
-    if (directory / STATUS).is_file() and not (directory / RESULTS).is_file():
+    if os.path.isfile(directory / STATUS):
         status = _read_status(directory)
-        raise UserError(f"{directory}: no results.json: {_ending(status)}")
+        if not (directory / RESULTS).is_file() or status.get("state") == "running":
+            raise UserError(f"{directory}: no finished results.json: {_ending(status)}")
     return read_results(directory / RESULTS)
 
 

@@ -1,7 +1,7 @@
 """The LightningModule: its ``test_step`` runs speculative decoding, and the same prompts without it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lightning import LightningModule
@@ -54,13 +54,16 @@ class SpecDecodeEvalModule(LightningModule):
         passes: list[Pass],
         *,
         num_requests: int,
+        warm_up: Sequence[Request] = (),
         max_proposal_len: int,
         next_turn: Callable[[Pass, RequestRecord], Request | None],
         on_finished: Callable[[Pass, RequestRecord], None],
         on_step: Callable[["SpecDecodeEvalModule"], None] = lambda module: None,
     ) -> None:
-        """``next_turn`` gives the request that follows a finished one in its conversation; ``on_finished`` and
-        ``on_step`` (after each engine step) are told of progress."""
+        """``warm_up`` are run through each engine before anything is timed. ``next_turn`` gives the request that
+        follows a finished one in its conversation; ``on_finished`` and ``on_step`` (after each engine step) are told of
+        progress.
+        """
         super().__init__()
         self.target_model = target.model  # registered, so that Lightning moves it
         self.draft_model = None if draft is None else draft.model
@@ -69,6 +72,7 @@ class SpecDecodeEvalModule(LightningModule):
         self.num_engine_steps = 0
         self.follow_ups: list[str] = []  # request ids of later turns, in the first pass
         self._num_requests = num_requests
+        self._warm_up = warm_up
         self._next_turn = next_turn
         self._on_finished = on_finished
         self._on_step = on_step
@@ -82,6 +86,8 @@ class SpecDecodeEvalModule(LightningModule):
     def on_test_start(self) -> None:
         self.proposals.reset()
         self._current = 0
+        for one in self.passes:  # the first pass must not be the one that finds everything cold
+            _run_untimed(one.scheduler(), self._warm_up)
         self._scheduler = self.passes[0].scheduler()
 
     def test_step(self, batch: list[Request], batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -143,3 +149,10 @@ class SpecDecodeEvalModule(LightningModule):
                     acceptance_rate=current.acceptance_rate,
                 )
             )
+
+
+def _run_untimed(scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    for request in requests:
+        scheduler.add(request)
+    while scheduler.num_unfinished:
+        scheduler.step()

@@ -5,6 +5,7 @@ or tokenizers: whether a prompt is too long is for them to say.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ def select_rows(rows: Sequence[PromptRow], *, limit: int | None, category: str |
 
 def _read_lines(path: Path) -> list[tuple[int, str]]:
     """Numbered lines that are not blank. Only line feeds separate them: JSON strings may hold Unicode's separators."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path} is no regular file; it must be a JSONL file of prompts")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -79,6 +82,8 @@ def _parse_row(line: str, *, default_id: str) -> PromptRow:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"not valid JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets nested without end
+        raise UserError(f"not valid JSON: {str(error).split(';')[0]}") from error
     if not isinstance(row, dict):
         raise UserError(f'must be a JSON object such as {{"prompt": "..."}}, not {_kind(row)}')
     given = [form for form in _FORMS if row.get(form) is not None]
@@ -158,6 +163,8 @@ def _count(row: dict[str, Any], key: str, *, minimum: int) -> int | None:
 def _check_not_empty(key: str, text: str) -> None:
     if not text.strip():
         raise UserError(f"{key} is empty")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{key} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
 
 
 def _kind(value: Any) -> str:

@@ -7,6 +7,7 @@ is there from the first second. No torch.
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -141,7 +142,11 @@ class RunFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.finalize()
+        try:
+            self.finalize()
+        except OSError:
+            if error is None:
+                raise  # else what ended the run is the better news
 
 
 def write_token_texts(path: Path, requests: Iterable[RequestRecord], text_of: Callable[[int], str]) -> dict[int, str]:
@@ -193,7 +198,15 @@ class StatusFile:
             "requests_total": self.requests_total,
             "error": error,
         }
-        replace_text(self.path, json.dumps(content, indent=2) + "\n")
+        text = json.dumps(content, indent=2) + "\n"
+        try:
+            replace_text(self.path, text)
+        except OSError:
+            if state != "failed":
+                raise
+            # The disk is full, say: the old file's own space may do, and what ended the run must not be hidden.
+            with suppress(OSError):
+                self.path.write_text(text, encoding="utf-8")
 
 
 def _now() -> str:

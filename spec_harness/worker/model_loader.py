@@ -20,7 +20,7 @@ from spec_harness.kv_cache.kv_cache import LayerShape
 from spec_harness.worker.paged_check import PagedCheck, check_paged_attention
 
 # What transformers raises for a config or a checkpoint that cannot be; out of memory is none of it.
-_WRONG_INPUT = (
+WRONG_INPUT = (
     OSError,
     ValueError,
     KeyError,
@@ -79,7 +79,7 @@ def load_pretrained(
         )
     except torch.OutOfMemoryError:
         raise
-    except _WRONG_INPUT as error:
+    except WRONG_INPUT as error:
         raise UserError(f"{where}.path={path}: {_reason(where, path, error)}") from error
     model, info = loaded
     if info["missing_keys"]:
@@ -97,8 +97,8 @@ def build_random(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: Any = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
-    except _WRONG_INPUT as error:
-        raise UserError(f"{where}.config: {_first_line(error)}") from error
+    except WRONG_INPUT as error:
+        raise UserError(f"{where}.config: {first_line(error)}") from error
     return _to(device, model.to(_dtype(dtype, model_config, device)))
 
 
@@ -138,13 +138,34 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return frozenset()
 
 
+# Settings of a generation config that change what is generated, and the values that change nothing.
+_NEUTRAL: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "min_p": 0.0,
+    "num_beams": 1,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+}
+
+
 def ignored_penalties(model: PreTrainedModel) -> list[str]:
     """A note for each setting of the checkpoint's generation config that changes logits and is not applied here."""
-    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
     notes = []
-    for name, value in neutral.items():
+    for name, neutral in _NEUTRAL.items():
         found = getattr(model.generation_config, name, None)
-        if found is not None and found != value:
+        if found is not None and found != neutral:
             notes.append(f"The checkpoint's generation config asks for {name}={found}; it is not applied.")
     return notes
 
@@ -173,10 +194,10 @@ def _reason(where: str, path: str, error: Exception) -> str:
         return "no such folder"
     if "ignore_mismatched_sizes" in str(error):
         return "the shapes of the checkpoint's weights are not those of its config"
-    return _first_line(error)
+    return first_line(error)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line that says something: a heading that ends in a colon is followed by the line after it."""
     if wrong := re.match(r"Unrecognized configuration class <class '[\w.]+\.(\w+)Config'>", str(error)):
         return f"{wrong[1]} is no causal language model in transformers"

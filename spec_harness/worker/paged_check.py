@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -94,6 +95,10 @@ def check_paged_attention(
     if check.max_difference > check.cap and model.dtype != torch.float32:
         own = _own_difference(model, sequences)
         check = paged_check(check.max_difference, check.max_logit, model.dtype, own_difference=own)
+    if not isfinite(check.max_logit):
+        raise UserError(
+            f"{where}: the model gives NaN or infinite logits: damaged weights, or an overflow in this dtype"
+        )
     if not check.max_difference <= check.cap:  # NaN fails too
         if _looks_ahead(model, sequences[0], check.cap):
             raise refuse("it attends to later tokens, so cached keys and values do not stay right")

@@ -1,6 +1,7 @@
 """A mistake of the user costs one line on stderr and exit code 2, and leaves no directory behind."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,7 +56,17 @@ STATIC_MISTAKES = [
     (["proposal.max_len=4"], "proposal.max_len does not exist; did you mean proposal.max_proposal_len?"),
     (["max_new_tokens=4"], "did you mean sampling.max_new_tokens?"),
     (["proposal.bananas=4"], "proposal.bananas does not exist; proposal has kind, max_proposal_len"),
-    (["sampling.temperature=-0.5"], "sampling.temperature must be a finite number of at least 0"),
+    (["sampling.temperature=-0.5"], "sampling.temperature must be 0 (greedy) or a finite number of at least 1e-6"),
+    (["sampling.temperature=1e-40"], "sampling.temperature must be 0 (greedy)"),
+    (["seed=-1"], "seed must be at least 0, not -1"),
+    (["seed=4294967296"], "seed must be at most 4294967295"),
+    (["kv_cache.num_blocks=99999999999999999999"], "kv_cache.num_blocks must be at most"),
+    (["kv_cache.block_size=100000000"], "kv_cache.block_size must be at most 65536"),
+    (["sampling.stop=['']"], "sampling.stop must not hold an empty text"),
+    (["sampling.num_beams=4"], "sampling.num_beams must be 1, not 4: beam search"),
+    (["draft.path=/" + "x" * 300], "does not exist"),
+    (["-m", "data.limit=range(5,1)"], "the sweep has no job"),
+    (["-m", "hydra.sweep.subdir=x", "seed=1,2"], "would share one directory"),
     (["sampling.top_p=1.5"], "sampling.top_p must be above 0 and at most 1, not 1.5"),
     (["target.dtype=float8"], "target.dtype must be one of auto, float32, bfloat16, float16, not float8"),
     (["draft=nonsense"], "draft has no option 'nonsense'; its options are hf, random, self, tiny"),
@@ -100,6 +111,9 @@ BAD_FILES = [
     (GOOD + '{"messages": [{"role": "user"}]}\n', "line 2: messages[0] must be an object"),
     (GOOD + '{"prompt": "a", "max_new_tokens": 0}\n', "line 2: max_new_tokens must be at least 1, not 0"),
     (GOOD + '{"prompt": "a", "max_proposal_len": "4"}\n', "line 2: max_proposal_len must be a whole number"),
+    (GOOD + '{"prompt": "a", "max_new_tokens": ' + "9" * 5000 + "}\n", "line 2: not valid JSON"),
+    (GOOD + "[" * 100_000 + "\n", "line 2: not valid JSON"),
+    (GOOD + '{"prompt": "\\ud800"}\n', "line 2: prompt holds half of a surrogate pair"),
     ('{"prompt": "a", "id": 7}\n{"prompt": "b", "id": "7"}\n', "line 2: id '7' is already used in line 1"),
 ]
 
@@ -117,7 +131,7 @@ def test_a_wrong_file_of_prompts(content: str, message: str, tmp_path: Path, cap
 
 def test_a_missing_file_of_prompts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["data=jsonl", "data.path=nowhere.jsonl"]) == 2
-    assert "data.path: nowhere.jsonl does not exist" in error_line(capfd.readouterr().err)
+    assert f"data.path: {tmp_path / 'nowhere.jsonl'} does not exist" in error_line(capfd.readouterr().err)
     assert everything_below(tmp_path) == []
 
 
@@ -146,7 +160,12 @@ def test_hydra_full_error_shows_the_traceback(
 
 def test_a_run_gets_its_configuration_and_directory(fake_run: Callable[[Run], None], tmp_path: Path) -> None:
     calls: list[tuple[EvalConfig, Path, str | None]] = []
-    fake_run(lambda config, *, run_dir, sweep: calls.append((config, run_dir, sweep)))
+
+    def finish(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:
+        calls.append((config, run_dir, sweep))
+        (run_dir / "status.json").write_text('{"state": "done"}')
+
+    fake_run(finish)
     assert main(["proposal.max_proposal_len=2"]) == 0
     ((config, run_dir, sweep),) = calls
     assert config.proposal.max_proposal_len == 2
@@ -176,7 +195,12 @@ def test_a_refused_run_takes_away_only_its_own_files(fake_run: Callable[[Run], N
 
 def test_a_run_directory_with_special_characters(fake_run: Callable[[Run], None], tmp_path: Path) -> None:
     used: list[Path] = []
-    fake_run(lambda config, *, run_dir, sweep: used.append(run_dir))
+
+    def finish(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:
+        used.append(run_dir)
+        (run_dir / "status.json").write_text('{"state": "done"}')
+
+    fake_run(finish)
     assert main(["hydra.run.dir='out/a b,c=d (e)'"]) == 0
     assert used == [tmp_path / "out" / "a b,c=d (e)"]
 
@@ -249,3 +273,36 @@ def test_mistakes_that_only_the_models_show(
     line = error_line(capfd.readouterr().err)
     assert all(word in line for word in words)
     assert everything_below(tmp_path) == ["long.jsonl"]
+
+
+def test_a_directory_that_holds_a_run_is_refused_and_left_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A second run that failed there left the first one's results beside its own status, and they were read as its."""
+    finished = tmp_path / "out"
+    finished.mkdir()
+    (finished / "results.json").write_text("{}")
+    assert main([*TINY_RUN, "hydra.run.dir=out"]) == 2
+    assert "holds a run already (results.json)" in error_line(capfd.readouterr().err)
+    assert everything_below(tmp_path) == ["out", "out/results.json"]
+
+
+def test_a_run_that_was_told_to_stop_does_not_end_as_if_it_were_done(
+    fake_run: Callable[[Run], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning turns SIGTERM in its loop into an orderly end; a batch system then read exit code 0 as success."""
+
+    def stopped(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:
+        (run_dir / "status.json").write_text('{"state": "failed", "error": "interrupted"}')
+        raise SystemExit(0)
+
+    fake_run(stopped)
+    assert main([*TINY_RUN, "hydra.run.dir=out"]) == 1
+    assert capfd.readouterr().err.startswith("interrupted; finished requests are in ")
+    assert status_of(tmp_path / "out")["state"] == "failed"
+
+
+def test_a_file_of_prompts_that_is_no_regular_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main([f"data.path={tmp_path / 'pipe'}"]) == 2
+    assert "is no regular file" in error_line(capfd.readouterr().err)

@@ -70,6 +70,9 @@ def test_the_pool_is_never_sized_beyond_the_target_s_maximum(target: Path, rows:
 def test_later_turns_may_need_the_target_s_maximum(target: Path, rows: Path) -> None:
     rows.write_text('{"turns": ["a", "b"]}\n')
     evaluation = build(config(target, rows, sampling={"max_new_tokens": 4}, max_num_seqs=2))
+    assert evaluation.settings.num_blocks == MODEL_MAX // 16  # one conversation runs one request at a time
+    rows.write_text('{"turns": ["a", "b"]}\n{"turns": ["c", "d"]}\n')
+    evaluation = build(config(target, rows, sampling={"max_new_tokens": 4}, max_num_seqs=2))
     assert evaluation.settings.num_blocks == 2 * MODEL_MAX // 16
     rows.write_text('{"turns": ["a"]}\n')
     assert build(config(target, rows, sampling={"max_new_tokens": 4}, max_num_seqs=2)).settings.num_blocks < 4

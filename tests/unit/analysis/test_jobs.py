@@ -78,7 +78,7 @@ def test_a_directory_without_runs_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_without_results_says_how_it_ended(save_run: Save, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no results\.json: the run failed: MemoryError: out"):
+    with pytest.raises(UserError, match=r"no finished results\.json: the run failed: MemoryError: out"):
         read_run(save_run(tmp_path / "run", error="MemoryError: out"))
 
 
