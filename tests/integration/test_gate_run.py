@@ -74,7 +74,8 @@ def test_without_a_draft_model_the_target_is_tried_alone(proposal: str) -> None:
 
 def test_a_draft_of_another_dtype_is_measured_by_its_own_rounding() -> None:
     """Both caches were once held to the target's tolerance, so that a bfloat16 draft of a float32 target failed."""
-    assert spec_eval(*SMALL, "integrity=quick", "target.dtype=float32", "draft.dtype=bfloat16") == 0
+    # The quick gate is so short that a bfloat16 draft may round alike in both passes.
+    assert spec_eval(*SMALL, "integrity=full", "target.dtype=float32", "draft.dtype=bfloat16") == 0
     checks = {c.name: c for c in read_results(Path("run/results.json")).integrity.checks}
     figures = {name: check for name, check in checks.items() if "fresh prefill" in name}
     target, draft = (next(c for name, c in figures.items() if name.startswith(role)) for role in ("target", "draft"))
