@@ -1,5 +1,6 @@
 """From the configuration to loaded models and tokenizers."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             path, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
         )
     except WRONG_INPUT as error:
+        if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
+            raise UserError(f"{config.group}.path={config.path}: the folder holds no model (no config.json)") from error
         raise UserError(
             f"{config.group}.path={config.path}: no tokenizer can be loaded: {first_line(error)}"
         ) from error

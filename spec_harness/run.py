@@ -224,6 +224,7 @@ def _quiet_libraries() -> None:
     """A run says what it has to say in its summary; the libraries' chatter about it stays out of the terminal."""
     quiet_transformers()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # lightning calls what torch deprecated

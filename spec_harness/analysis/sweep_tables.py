@@ -4,18 +4,22 @@ from collections.abc import Sequence
 
 from spec_harness.analysis.jobs import Job, varying
 from spec_harness.evaluation.results import RunResults
-from spec_harness.evaluation.tables import Block, Line, number, percent, rate, together
+from spec_harness.evaluation.tables import Block, Line, Tone, number, percent, rate, together
 
 
 def sweep_headline(jobs: Sequence[Job], *, name: str) -> list[Line]:
     """How many jobs, and the best of them."""
     done, total = ranked(jobs), len(jobs)
     lines = [Line(f"{name}: {total} job{'' if total == 1 else 's'}, {len(done)} with results")]
-    speedup = done[0].speedup if done else None
-    if speedup is not None:
+    best = done[0].results if done else None
+    speedup = best.timing.speedup if best is not None and best.timing is not None else None
+    if speedup is not None and speedup.value is not None:
         settings = _settings(done[0], varying([job.overrides for job in jobs]))
         which = f"job {done[0].name}" + (f" ({settings})" if settings else "")
-        lines.append(Line(f"Fastest: {which}, {speedup:.2f}x plain decoding.", "good" if speedup > 1 else "caution"))
+        interval = "" if speedup.ci95 is None else " ({:.2f} to {:.2f})".format(*speedup.ci95)
+        clear = speedup.ci95 is None or speedup.ci95[0] > 1
+        tone: Tone = "good" if speedup.value > 1 and clear else "caution"
+        lines.append(Line(f"Fastest: {which}, {speedup.value:.2f}x plain decoding{interval}.", tone))
     if len(done) < total:
         lines.append(Line(f"{total - len(done)} without results, see below.", "alarm"))
     return lines

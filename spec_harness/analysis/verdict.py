@@ -21,13 +21,13 @@ def verdict(points: Sequence[Point]) -> Verdict | None:
 
     The target as its own draft is a check of the harness and no candidate, unless there is no other.
     """
-    drafting = [p for p in points if p.draft != NOBODY and _is_own_draft(p) == all(map(_is_own_draft, points))]
+    drafting = [p for p in points if p.draft != NOBODY and p.k and _is_own_draft(p) == all(map(_is_own_draft, points))]
     compared = [p for p in drafting if _speedup(p).value is not None]
     ranked = sorted(compared or [p for p in drafting if _speed(p).value is not None], key=_gain, reverse=True)
     if not ranked:
         return None
     best, others = ranked[0], ranked[1:]
-    left_out = [p.label for p in points if p.draft != NOBODY and p not in drafting]
+    left_out = [p.label for p in points if p.draft != NOBODY and p.k and p not in drafting]
     checks = [f"No candidate, since the target as its own draft is a check: {'; '.join(left_out)}."] * bool(left_out)
     what = ", ".join(
         [f"draft {best.draft}", f"proposal length {best.k}", *(f"{k}={v}" for k, v in best.others.items())]
@@ -40,8 +40,10 @@ def verdict(points: Sequence[Point]) -> Verdict | None:
     if _gain(best) > 1:
         sure = _certainty(_speedup(best)) == []
         headline = f"{'Use' if sure else 'If at all, use'} {what}. Expect {speed}."
-    else:
+    elif _certainty(_speedup(best)) == []:
         headline = f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
+    else:
+        headline = f"None of these drafts is clearly faster here. The best, {what}, runs at {speed}."
     return Verdict(
         best, headline, [*_certainty(_speedup(best)), _balance(best), *_slower(best, others, _apart), *checks]
     )
@@ -51,9 +53,7 @@ def _certainty(speedup: Estimate) -> list[str]:
     if speedup.ci95 is None:
         return ["Too few requests for an interval: the figure may be far off."]
     if speedup.ci95[0] <= 1 <= speedup.ci95[1]:
-        return [
-            "The interval contains 1: with other prompts of this kind it could as well be slower; measure more prompts."
-        ]
+        return ["The interval contains 1: with other prompts of this kind it could be either; measure more prompts."]
     return []
 
 

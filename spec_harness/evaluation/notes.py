@@ -112,6 +112,8 @@ def _failed_speedup(results: RunResults) -> str | None:
     speedup, gain, share = timing.speedup.value, p.tokens_per_target_pass.value, timing.time_share
     if speedup is None or gain is None or speedup >= 1:
         return None
+    if timing.speedup.ci95 is not None and timing.speedup.ci95[1] >= 1:
+        return None  # it is not known to be slower
     if speedup <= share.prefill:
         return f"Speculation does not pay here ({speedup:.2f}x): prefill takes {percent(share.prefill)} of its time."
     scale = gain / (speedup - share.prefill)

@@ -55,7 +55,7 @@ def headline(results: RunResults) -> list[Line]:
     who = f"{proposer}, target {target}, up to {longest} proposed a round"
     lines = [Line(who if proposal.num_drafts else f"target {target}")]
     equality = results.integrity.baseline_equality
-    speedup = results.timing.speedup.value if results.timing else None
+    speedup = results.timing.speedup if results.timing else None
     if results.status == "failed":
         lines.append(Line("The run FAILED: do not use its figures.", "alarm"))
     if any(check.verdict == "fail" for check in results.integrity.checks):
@@ -65,11 +65,21 @@ def headline(results: RunResults) -> list[Line]:
         lines.append(Line(text, "alarm"))
     elif proposal.num_drafts == 0:
         lines.append(Line("Nothing was proposed: plain decoding by the target alone, no rates.", "caution"))
-    elif speedup is not None:
-        verdict = "faster than" if speedup > 1 else "slower than" if speedup < 1 else "as fast as"
-        text = f"Speculative decoding is {verdict} plain decoding here: {speedup:.2f}x its tokens per second."
-        lines.append(Line(text, "good" if speedup > 1 else "caution"))
+    elif speedup is not None and speedup.value is not None:
+        lines.append(_speed_verdict(speedup))
     return lines
+
+
+def _speed_verdict(speedup: Estimate) -> Line:
+    """Faster or slower only where the interval says so."""
+    value, interval = speedup.value or 0.0, ""
+    if speedup.ci95 is not None:
+        interval = " ({:.2f} to {:.2f})".format(*speedup.ci95)
+        if speedup.ci95[0] <= 1 <= speedup.ci95[1]:
+            return Line(f"No clear difference from plain decoding here: {value:.2f}x its speed{interval}.", "caution")
+    verdict = "faster than" if value > 1 else "slower than" if value < 1 else "as fast as"
+    text = f"Speculative decoding is {verdict} plain decoding here: {value:.2f}x its tokens per second{interval}."
+    return Line(text, "good" if value > 1 else "caution")
 
 
 def blocks(results: RunResults) -> list[Block]:
@@ -154,7 +164,7 @@ def _counts(results: RunResults) -> Block:
         facts = [f"{kv.num_blocks:,} blocks of {tokens(kv.block_size)}"]
         facts += [] if kv.blocks_allocated_peak is None else [f"{kv.blocks_allocated_peak:,} used at most"]
         facts += [] if kv.utilization is None else [f"{percent(kv.utilization)} of slots filled"]
-        facts += [f"{kv.preemptions:,} preemptions"] if kv.preemptions else []
+        facts += [f"{kv.preemptions:,} preemptions, {kv.swaps or 0:,} by swap"] if kv.preemptions else []
         rows.append(("KV cache", ", ".join(facts)))
     return Block(title="Counts", columns=("",), rows=rows)
 
@@ -181,7 +191,7 @@ def _timing(timing: TimingResults, *, drafted: bool) -> Block:
     if drafted:
         rows.append(("speed-up", *number(timing.speedup, unit="x"), "speculative / baseline"))
     if timing.predicted_speedup is not None:
-        rows.append(("speed-up predicted", f"{timing.predicted_speedup:.2f}x", "", "by step times and acceptance"))
+        rows.append(("speed-up predicted", f"{timing.predicted_speedup:.2f}x", "", "decoding alone, by step times"))
     if timing.draft_cost_ratio is not None:
         rows.append(("draft cost ratio", f"{timing.draft_cost_ratio:.3f}", "", "draft step / target forward"))
     if timing.time_to_first_token is not None:

@@ -112,12 +112,9 @@ def test_weights_that_become_nan_end_the_run(
     def planted(config: EvalConfig) -> Evaluation:
         evaluation = build(config)
         loaded = getattr(evaluation, role)
-        calls = 0
 
         def spoil(*_: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == {"target": 8, "draft": 13}[role]:
+            if evaluation.passes[0].records:
                 with torch.inference_mode():
                     list(loaded.model.parameters())[-1].fill_(float("nan"))
 

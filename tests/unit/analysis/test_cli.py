@@ -66,7 +66,9 @@ def test_show_of_a_sweep_has_the_best_job_first(
     save_run(tmp_path / "3", overrides=("proposal.max_proposal_len=64",), error="UserError: no room [for] that")
     out = printed(capsys, "show", tmp_path)
     assert "4 jobs, 3 with results" in " ".join(out.split())  # a long path may push it to the next line
-    assert "Fastest: job 2 (max_proposal_len=3, limit=10), 1.40x plain decoding." in out
+    assert "Fastest: job 2 (max_proposal_len=3, limit=10), 1.40x plain decoding (1.30 to 1.50)." in " ".join(
+        out.split()
+    )
     rows = [line for line in out.splitlines() if "max_proposal_len=" in line and line.startswith(" ")]
     assert [row.split()[0] for row in rows] == ["2", "0", "1", "3"]
     assert "1.40x (1.30 to 1.50)" in rows[0]
