@@ -101,7 +101,9 @@ def test_weights_that_are_nan_from_the_start(tmp_path: Path, capfd: pytest.Captu
 def test_a_folder_without_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
-    assert f"target.path={folder}: no tokenizer can be loaded" in refused(capfd, f"target.path={folder}")
+    assert f"target.path={folder}: the folder holds no model (no config.json)" in refused(
+        capfd, f"target.path={folder}"
+    )
     packaged_tokenizer().save_pretrained(folder)
     assert f"target.path={folder}: " in refused(capfd, f"target.path={folder}")
 
