@@ -8,12 +8,12 @@ the size of the pool) is checked later, by whoever has it.
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 
+from spec_harness.config_checks import check_choice, check_max, check_min, check_share, check_temperature, check_text
 from spec_harness.errors import UserError
 
 SCHEMA_NAME = "eval_schema"
@@ -39,13 +39,13 @@ class ModelConfig:
     seed: int = 0  # kind random: of the weights
 
     def __post_init__(self) -> None:
-        _check_choice(f"{self.group}.kind", self.kind, self.kinds)
-        _check_choice(f"{self.group}.dtype", self.dtype, DTYPES)
-        _check_min(f"{self.group}.max_model_len", self.max_model_len, 1)
-        _check_min(f"{self.group}.seed", self.seed, 0)
-        _check_max(f"{self.group}.seed", self.seed, 2**63 - 1)
+        check_choice(f"{self.group}.kind", self.kind, self.kinds)
+        check_choice(f"{self.group}.dtype", self.dtype, DTYPES)
+        check_min(f"{self.group}.max_model_len", self.max_model_len, 1)
+        check_min(f"{self.group}.seed", self.seed, 0)
+        check_max(f"{self.group}.seed", self.seed, 2**63 - 1)
         if self.path is not None:
-            _check_text(f"{self.group}.path", self.path)
+            check_text(f"{self.group}.path", self.path)
             self.path = os.path.expanduser(self.path)
             if self.kind == "tiny":
                 self.kind = "hf"
@@ -99,14 +99,14 @@ class KVCacheConfig:
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory, 0 to 1; read on a GPU with num_blocks null
 
     def __post_init__(self) -> None:
-        _check_min("kv_cache.block_size", self.block_size, 1)
-        _check_max("kv_cache.block_size", self.block_size, 2**16)
-        _check_min("kv_cache.num_blocks", self.num_blocks, 1)
-        _check_max("kv_cache.num_blocks", self.num_blocks, _LARGEST)
-        _check_choice("kv_cache.preemption", self.preemption, ("recompute", "swap"))
+        check_min("kv_cache.block_size", self.block_size, 1)
+        check_max("kv_cache.block_size", self.block_size, 2**16)
+        check_min("kv_cache.num_blocks", self.num_blocks, 1)
+        check_max("kv_cache.num_blocks", self.num_blocks, _LARGEST)
+        check_choice("kv_cache.preemption", self.preemption, ("recompute", "swap"))
         if not (math.isfinite(self.swap_space_gib) and self.swap_space_gib >= 0):
             raise UserError(f"kv_cache.swap_space_gib must be a number of at least 0, not {self.swap_space_gib}")
-        _check_share("kv_cache.gpu_memory_utilization", self.gpu_memory_utilization)
+        check_share("kv_cache.gpu_memory_utilization", self.gpu_memory_utilization)
 
 
 @dataclass
@@ -125,8 +125,8 @@ class ProposalConfig:
     draft_top_p: float | None = None  # probability mass, with draft_sampling=custom; null: 1
 
     def __post_init__(self) -> None:
-        _check_choice("proposal.kind", self.kind, ("draft_model", "ngram", "none"))
-        _check_min("proposal.max_proposal_len", self.max_proposal_len, 0)
+        check_choice("proposal.kind", self.kind, ("draft_model", "ngram", "none"))
+        check_min("proposal.max_proposal_len", self.max_proposal_len, 0)
         if self.kind == "none" and self.max_proposal_len > 0:
             raise UserError(
                 "proposal.max_proposal_len must be 0 with proposal=none, which proposes nothing, "
@@ -134,13 +134,13 @@ class ProposalConfig:
             )
         if not 0 <= self.min_draft_prob < 1:
             raise UserError(f"proposal.min_draft_prob must be at least 0 and below 1, not {self.min_draft_prob}")
-        _check_min("proposal.disable_above_batch", self.disable_above_batch, 1)
-        _check_min("proposal.ngram_min", self.ngram_min, 1)
-        _check_min("proposal.ngram_max", self.ngram_max, self.ngram_min)
-        _check_choice("proposal.draft_sampling", self.draft_sampling, ("same", "greedy", "custom"))
-        _check_temperature("proposal.draft_temperature", self.draft_temperature)
-        _check_min("proposal.draft_top_k", self.draft_top_k, 1)
-        _check_share("proposal.draft_top_p", self.draft_top_p)
+        check_min("proposal.disable_above_batch", self.disable_above_batch, 1)
+        check_min("proposal.ngram_min", self.ngram_min, 1)
+        check_min("proposal.ngram_max", self.ngram_max, self.ngram_min)
+        check_choice("proposal.draft_sampling", self.draft_sampling, ("same", "greedy", "custom"))
+        check_temperature("proposal.draft_temperature", self.draft_temperature)
+        check_min("proposal.draft_top_k", self.draft_top_k, 1)
+        check_share("proposal.draft_top_p", self.draft_top_p)
         self._check_custom()
 
     def _check_custom(self) -> None:
@@ -170,12 +170,12 @@ class SamplingConfig:
     stop: list[str] = field(default_factory=list)  # texts that end a request; \n and \t in them are line ends and tabs
 
     def __post_init__(self) -> None:
-        _check_temperature("sampling.temperature", self.temperature)
-        _check_min("sampling.top_k", self.top_k, 1)
-        _check_share("sampling.top_p", self.top_p)
-        _check_min("sampling.max_new_tokens", self.max_new_tokens, 1)
-        _check_max("sampling.max_new_tokens", self.max_new_tokens, _LARGEST)
-        _check_min("sampling.n", self.n, 1)
+        check_temperature("sampling.temperature", self.temperature)
+        check_min("sampling.top_k", self.top_k, 1)
+        check_share("sampling.top_p", self.top_p)
+        check_min("sampling.max_new_tokens", self.max_new_tokens, 1)
+        check_max("sampling.max_new_tokens", self.max_new_tokens, _LARGEST)
+        check_min("sampling.n", self.n, 1)
         if self.n > 1 and self.temperature == 0:
             raise UserError(
                 f"sampling.n must be 1 with sampling.temperature=0, not {self.n}: all samples would be equal"
@@ -204,11 +204,11 @@ class DataConfig:
     chat_template: str = "auto"  # auto: where the tokenizer has one · off: prompts as they are
 
     def __post_init__(self) -> None:
-        _check_choice("data.kind", self.kind, ("builtin", "jsonl"))
-        _check_min("data.limit", self.limit, 1)
-        _check_choice("data.chat_template", self.chat_template, ("auto", "off"))
+        check_choice("data.kind", self.kind, ("builtin", "jsonl"))
+        check_min("data.limit", self.limit, 1)
+        check_choice("data.chat_template", self.chat_template, ("auto", "off"))
         if self.path is not None:
-            _check_text("data.path", self.path)
+            check_text("data.path", self.path)
             self.path = os.path.abspath(os.path.expanduser(self.path))
             self.kind = "jsonl"
         elif self.kind == "jsonl":
@@ -224,7 +224,7 @@ class TrainerConfig:
     enable_progress_bar: bool = True
 
     def __post_init__(self) -> None:
-        _check_choice("trainer.accelerator", self.accelerator, ("cpu", "gpu"))
+        check_choice("trainer.accelerator", self.accelerator, ("cpu", "gpu"))
         if self.devices != 1:
             raise UserError(f"trainer.devices must be 1, not {self.devices}: a run uses one device")
 
@@ -242,9 +242,9 @@ class LoggerConfig:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            _check_choice("logger.kinds", kind, ("wandb", "csv"))
-        _check_choice("logger.mode", self.mode, ("online", "offline", "disabled"))
-        _check_text("logger.project", self.project)
+            check_choice("logger.kinds", kind, ("wandb", "csv"))
+        check_choice("logger.mode", self.mode, ("online", "offline", "disabled"))
+        check_text("logger.project", self.project)
 
 
 @dataclass
@@ -268,13 +268,13 @@ class EvalConfig:
     verbose: bool = True  # the progress bar and the summary in the terminal
 
     def __post_init__(self) -> None:
-        _check_min("max_num_seqs", self.max_num_seqs, 1)
-        _check_max("max_num_seqs", self.max_num_seqs, _LARGEST)
-        _check_min("seed", self.seed, 0)
-        _check_max("seed", self.seed, 2**32 - 1)
-        _check_choice("mode", self.mode, ("run",))
-        _check_choice("baseline", self.baseline, ("measure", "off"))
-        _check_choice("integrity", self.integrity, ("full", "quick", "off"))
+        check_min("max_num_seqs", self.max_num_seqs, 1)
+        check_max("max_num_seqs", self.max_num_seqs, _LARGEST)
+        check_min("seed", self.seed, 0)
+        check_max("seed", self.seed, 2**32 - 1)
+        check_choice("mode", self.mode, ("run",))
+        check_choice("baseline", self.baseline, ("measure", "off"))
+        check_choice("integrity", self.integrity, ("full", "quick", "off"))
         if self.sampling.n > self.max_num_seqs:
             raise UserError(f"sampling.n must be at most max_num_seqs ({self.max_num_seqs}), not {self.sampling.n}")
         self._check_lengths()
@@ -293,36 +293,3 @@ class EvalConfig:
 def register_schema() -> None:
     """Makes the schema known to Hydra, under the name that `conf/eval.yaml` starts from."""
     ConfigStore.instance().store(name=SCHEMA_NAME, node=EvalConfig, provider="spec_harness")
-
-
-def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        allowed = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
-        raise UserError(f"{key} must be {allowed}, not {value}")
-
-
-def _check_min(key: str, value: int | None, minimum: int) -> None:
-    if value is not None and value < minimum:
-        raise UserError(f"{key} must be at least {minimum}, not {value}")
-
-
-def _check_max(key: str, value: int | None, maximum: int) -> None:
-    if value is not None and value > maximum:
-        raise UserError(f"{key} must be at most {maximum}, not {value}")
-
-
-def _check_share(key: str, value: float | None) -> None:
-    if value is not None and not 0 < value <= 1:  # also refuses NaN
-        raise UserError(f"{key} must be above 0 and at most 1, not {value}")
-
-
-def _check_temperature(key: str, value: float | None) -> None:
-    if value is None or value == 0:
-        return
-    if not 1e-6 <= value < math.inf:  # below that, logits divided by it leave float32; also refuses NaN
-        raise UserError(f"{key} must be 0 (greedy) or a finite number of at least 1e-6, not {value}")
-
-
-def _check_text(key: str, value: str) -> None:
-    if not value.strip():
-        raise UserError(f"{key} must not be empty")
