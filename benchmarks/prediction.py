@@ -1,8 +1,9 @@
 """Predicted beside measured speed-up, for several proposal lengths, on the packaged pair: does the cost model hold?
 
-    make bench-prediction        (one pinned thread, batch 1; about two minutes on a quiet machine)
+    make bench-prediction        (one pinned thread, batch 1; about four minutes on a quiet machine)
 
-Each length is one ordinary run of `spec-eval`; the prediction comes from its micro-profile and its own acceptance.
+Each length is three ordinary runs of `spec-eval`; a run's prediction comes from its micro-profile and its own acceptance.
+Medians of the runs, since a machine's speed drifts between the two passes of one.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
@@ -44,22 +46,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each prompt")
     parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each length")
     arguments = parser.parse_args()
-    table = Table("k", "tokens/pass", "measured", "95 %", "predicted", "predicted / measured")
+    table = Table("k", "tokens/pass", "measured", "of runs", "predicted", "predicted / measured")
     with tempfile.TemporaryDirectory() as scratch:
         for length in arguments.lengths:
-            results = measure(length, arguments, Path(scratch) / str(length))
-            timing = results.timing
-            assert timing is not None
-            measured, predicted = timing.speedup.value, timing.predicted_speedup
-            assert measured is not None
-            assert predicted is not None
-            interval = "" if timing.speedup.ci95 is None else "{:.2f} to {:.2f}".format(*timing.speedup.ci95)
+            runs = [measure(length, arguments, Path(scratch) / f"{length}-{n}") for n in range(arguments.repeats)]
+            speedups = [run.timing.speedup.value for run in runs if run.timing and run.timing.speedup.value]
+            predictions = [run.timing.predicted_speedup for run in runs if run.timing and run.timing.predicted_speedup]
+            measured, predicted = median(speedups), median(predictions)
             table.add_row(
                 str(length),
-                f"{results.proposal.tokens_per_target_pass.value:.2f}",
+                f"{runs[0].proposal.tokens_per_target_pass.value:.2f}",
                 f"{measured:.2f}x",
-                interval,
+                f"{min(speedups):.2f} to {max(speedups):.2f}",
                 f"{predicted:.2f}x",
                 f"{predicted / measured:.3f}",
             )

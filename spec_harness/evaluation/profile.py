@@ -24,6 +24,7 @@ from spec_harness.spec_decode.stopping import StopCriteria
 from spec_harness.spec_decode.target_scorer import TargetScorer
 from spec_harness.worker.model_loader import LoadedModel
 
+_WALL = "wall"
 _WARM_UP, _REPEATS = 3, 15  # engine steps, or calls, of each kind
 
 
@@ -79,10 +80,10 @@ def measure_steps(
         disable_above_batch=None,
     )
     requests = [_request(i, prompt, room) for i, prompt in enumerate(chosen)]
-    baseline = build_scheduler(target, None, roomy, StopCriteria(_no_text))
-    target_step, _ = _steps(baseline, requests)
-    speculative = build_scheduler(target, draft, roomy, StopCriteria(_no_text))
-    step, stages = _steps(speculative, requests)
+    stop = StopCriteria(_no_text)
+    baseline = build_scheduler(target, None, roomy, stop)
+    speculative = build_scheduler(target, draft, roomy, stop)
+    (target_step, _), (step, stages) = _steps([baseline, speculative], requests)
     rows = [seq.metadata for seq in speculative.running]
     score = _score_times(speculative, rows, target.vocab_size)
     return StepTimes(
@@ -105,23 +106,30 @@ def _request(index: int, prompt: list[int], max_new_tokens: int) -> Request:
     return Request(request_id=f"profile-{index}", prompt="", prompt_token_ids=prompt, sampling=params)
 
 
-def _steps(engine: Scheduler, requests: Sequence[Request]) -> tuple[float, dict[str, float]]:
-    """Median seconds of a step with every request running, and of its stages."""
-    for request in requests:
-        engine.add(request)
-    for _ in range(_WARM_UP):
-        engine.step()
-    walls, stages = [], []
-    before = engine.worker.timer.seconds()
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        engine.step()
-        walls.append(time.perf_counter() - began)
-        after = engine.worker.timer.seconds()
-        stages.append({name: after[name] - before.get(name, 0.0) for name in after})
-        before = after
-    names = set().union(*stages)
-    return median(walls), {name: median(stage.get(name, 0.0) for stage in stages) for name in names}
+def _steps(engines: Sequence[Scheduler], requests: Sequence[Request]) -> list[tuple[float, dict[str, float]]]:
+    """Of each engine, with every request running: median seconds of a step, and of its stages.
+
+    The engines take turns, so that a machine that gets slower or faster meanwhile does so for all of them.
+    """
+    for engine in engines:
+        for request in requests:
+            engine.add(request)
+    measured: list[list[dict[str, float]]] = [[] for _ in engines]
+    for repeat in range(_WARM_UP + _REPEATS):
+        for engine, steps in zip(engines, measured, strict=True):
+            before = engine.worker.timer.seconds()
+            began = time.perf_counter()
+            engine.step()
+            wall = time.perf_counter() - began
+            after = engine.worker.timer.seconds()
+            if repeat >= _WARM_UP:
+                steps.append({_WALL: wall} | {name: after[name] - before.get(name, 0.0) for name in after})
+    medians = []
+    for steps in measured:
+        names = set().union(*steps)
+        stages = {name: median(step.get(name, 0.0) for step in steps) for name in names}
+        medians.append((stages.pop(_WALL), stages))
+    return medians
 
 
 def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], propose_s: float) -> float:
@@ -141,7 +149,15 @@ def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], propose_s: 
             worker.rewind(row.seq_id, len(row.data))
         worker.execute_model_multi_step(_with_room(engine, fitting, k), k)
 
-    return _time(call, worker.runner.device) / k
+    target = engine.worker.target
+
+    def target_pass() -> None:
+        """In a run the target's weights pass through the caches between two proposals."""
+        for row in fitting:
+            target.rewind(row.seq_id, len(row.data))
+        target.compute_logits(_with_room(engine, fitting, 0))
+
+    return _time(call, worker.runner.device, between=target_pass) / k
 
 
 def _score_times(engine: Scheduler, rows: Sequence[SequenceMetadata], vocab_size: int) -> list[float]:
@@ -172,10 +188,12 @@ def _with_room(engine: Scheduler, rows: Sequence[SequenceMetadata], length: int)
     return ready
 
 
-def _time(call: Callable[[], None], device: torch.device) -> float:
-    """Median seconds of ``call``, warm, the device idle before and after."""
+def _time(call: Callable[[], None], device: torch.device, *, between: Callable[[], None] | None = None) -> float:
+    """Median seconds of ``call``, warm, the device idle before and after. ``between`` runs before each, untimed."""
     seconds = []
     for repeat in range(_WARM_UP + _REPEATS):
+        if between is not None:
+            between()
         _synchronize(device)
         began = time.perf_counter()
         call()
