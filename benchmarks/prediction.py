@@ -2,8 +2,8 @@
 
     make bench-prediction        (one pinned thread, batch 1; about four minutes on a quiet machine)
 
-Each length is three ordinary runs of `spec-eval`; a run's prediction comes from its micro-profile and its own acceptance.
-Medians of the runs, since a machine's speed drifts between the two passes of one.
+Each length is three ordinary runs of `spec-eval`; a run's prediction comes from its micro-profile and its own
+acceptance. Medians of the runs, since a machine's speed drifts between the two passes of one.
 """
 
 import argparse
