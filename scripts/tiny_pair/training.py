@@ -54,7 +54,7 @@ class TimedModule(lightning.LightningModule):
         self._last_evaluation = 0.0
 
     def batch_loss(self, batch: Any) -> tuple[Tensor, int]:
-        """Mean loss of a batch, and how many tokens it trains on."""
+        """Mean loss of a batch, and how many tokens it trains on; the target and each stage of the draft define it."""
         raise NotImplementedError
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -174,7 +174,8 @@ def _probe_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
 ) -> tuple[Tensor, None]:
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-    _probe_calls.get().append(_Call(int(module.layer_idx), shape, attention_mask is not None))  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # nn.Module types every attribute as Tensor | Module
+    _probe_calls.get().append(_Call(layer, shape, attention_mask is not None))
     shared = query.shape[1] // key.shape[1]
     out = scaled_dot_product_attention(
         query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), is_causal=True
