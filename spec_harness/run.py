@@ -24,7 +24,7 @@ from spec_harness.evaluation.markdown import write_report
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
 from spec_harness.evaluation.notes import notes
 from spec_harness.evaluation.profile import StepTimes, measure_steps
-from spec_harness.evaluation.progress import EvalProgress
+from spec_harness.evaluation.progress import EvalProgress, phase
 from spec_harness.evaluation.provenance import model_identity, provenance
 from spec_harness.evaluation.report import integrity_results, kv_results, timing_results
 from spec_harness.evaluation.results import (
@@ -75,18 +75,22 @@ def _evaluate(
 ) -> RunResults:
     started, began = datetime.now(UTC), time.perf_counter()
     seed_everything(config.seed, verbose=False)
-    evaluation = build(config)
+    shown = config.trainer.enable_progress_bar and config.verbose
+    with phase("loading the models and comparing their paged logits with dense ones", shown=shown):
+        evaluation = build(config)
     status.update(0, requests_total=evaluation.num_sequences)
     settings = asdict(config.logger) | {"group": config.logger.group or sweep}
     loggers += make_loggers(**settings, run_dir=run_dir, config=asdict(config))
-    gate = _gate(config, evaluation)
+    with phase(f"integrity checks ({config.integrity})", shown=shown):
+        gate = _gate(config, evaluation)
     with RunFiles(run_dir) as files:
         module = evaluation.module(_Bookkeeper(evaluation, files, status), RunningFigures(loggers))
         device = evaluation.target.model.device
         _trainer(config, run_dir, loggers).test(module, datamodule=evaluation.data, verbose=False)
         for loaded in filter(None, (evaluation.target, evaluation.draft)):
             loaded.model.to(device)  # type: ignore[arg-type]  # Lightning moves models to the CPU at the end
-        results = _results(config, evaluation, gate, module, files, started, time.perf_counter() - began)
+        with phase("step times and intervals", shown=shown):
+            results = _results(config, evaluation, gate, module, files, started, time.perf_counter() - began)
     write_results(run_dir / "results.json", results)
     write_report(run_dir / "report.md", results)
     records, encoder = evaluation.passes[0].records, evaluation.conversations.encoder

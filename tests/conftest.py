@@ -7,6 +7,7 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_ERROR_REPORTING"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.pop("COLUMNS", None)  # the width of whoever's terminal
 
 import pytest
 import torch

@@ -75,16 +75,30 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(directory: Path) -> None:
-    from spec_harness.analysis.jobs import find_jobs, is_run, read_run
-    from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
-    from spec_harness.evaluation.summary import plain_console, print_blocks, print_headline, print_summary
+    from spec_harness.analysis.jobs import is_run, read_run
+    from spec_harness.evaluation.summary import print_summary
 
     if is_run(directory):
         print_summary(read_run(directory), directory)
-        return
+    else:
+        _show_sweep(directory)
+
+
+def _show_sweep(directory: Path) -> None:
+    """pandas is imported here: the table of a run does without."""
+    from spec_harness.analysis.jobs import find_jobs
+    from spec_harness.analysis.load import load_sweep
+    from spec_harness.analysis.points import points
+    from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
+    from spec_harness.analysis.verdict import verdict
+    from spec_harness.evaluation.summary import plain_console, print_blocks, print_headline, print_notes
+
     jobs, console = find_jobs(directory), plain_console()
     print_headline(console, sweep_headline(jobs, name=str(directory)))
     print_blocks(console, sweep_blocks(jobs))
+    answer = verdict(points(load_sweep(directory).runs))
+    if answer is not None:
+        print_notes(console, answer.reasons, title=answer.headline)
 
 
 def _plot(directory: Path) -> None:
@@ -102,7 +116,6 @@ def _html(directory: Path) -> None:
 
 
 def _compare(directory_a: Path, directory_b: Path) -> None:
-    """pandas is imported here only: the other commands do without."""
     from spec_harness.analysis.compare import compare
     from spec_harness.analysis.compare_tables import compare_blocks, compare_headline, compare_notes
     from spec_harness.analysis.load import load_run

@@ -1,11 +1,12 @@
 """Two runs on the same prompts: is the difference between them real, or the choice of prompts?"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from spec_harness.analysis.comparable import flatten, task
 from spec_harness.analysis.load import Run
 from spec_harness.errors import UserError
 from spec_harness.evaluation.counts import ProposalCounts
@@ -15,6 +16,7 @@ from spec_harness.evaluation.results import Estimate, RunResults
 
 RATES = ("coverage", "acceptance_rate", "mean_acceptance_length", "tokens_per_target_pass")
 SPEED = "tokens_per_second"
+EQUAL = "equal"  # in every resample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class Difference:
         if self.ci95 is None:
             return "too few requests"
         low, high = self.ci95
+        if low == high == nothing:
+            return EQUAL
         return "B higher" if low > nothing else "A higher" if high < nothing else "within noise"
 
 
@@ -66,7 +70,7 @@ def compare(a: Run, b: Run) -> list[Difference]:
 
 def changed_settings(a: RunResults, b: RunResults) -> dict[str, tuple[Any, Any]]:
     """The keys of the configuration that differ, with both values: what the difference may be due to."""
-    ours, theirs = _flat(a.config), _flat(b.config)
+    ours, theirs = flatten(a.config), flatten(b.config)
     keys = [key for key in ours | theirs if not key.startswith(("logger.", "verbose"))]
     return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
 
@@ -118,9 +122,10 @@ def _resampled(draws: Bootstrap, name: str, counts: list[ProposalCounts]) -> tup
 
 def _obstacles(a: Run, b: Run) -> Iterator[str]:
     """What makes the runs answers to different questions."""
-    yield from _differing("target", _target(a.results), _target(b.results))
-    ours, theirs = (dict(_section(run.results, "sampling"), seed=None) for run in (a, b))
-    yield from _differing("sampling", ours, theirs)
+    ours, theirs = task(a.results), task(b.results)
+    for key in {**ours, **theirs}:
+        if ours.get(key) != theirs.get(key):
+            yield f"{key} is {ours.get(key)} in one and {theirs.get(key)} in the other"
     first, second = _prompts(a), _prompts(b)
     alone = sorted(first.keys() ^ second.keys())
     changed = [key for key in first if key in second and first[key] != second[key]]
@@ -130,33 +135,6 @@ def _obstacles(a: Run, b: Run) -> Iterator[str]:
         yield f"prompts: {len(changed)} of {len(first)} differ, the first is {changed[0]!r}"
 
 
-def _target(results: RunResults) -> dict[str, Any]:
-    """What identifies the target. Folders with the same weights are the same model."""
-    config, identity = _section(results, "target"), results.provenance.target
-    named = {key: config.get(key) for key in ("kind", "path", "revision", "config", "seed")}
-    which = named if identity.weights_sha256 is None else {"weights_sha256": identity.weights_sha256}
-    return which | {"dtype": identity.dtype, "max_model_len": config.get("max_model_len")}
-
-
 def _prompts(run: Run) -> dict[str, list[int]]:
     """Token ids of each first turn: later ones hold what the model said."""
     return {row["request_id"]: row["prompt_token_ids"] for row in run.generations() if row["turn"] == 0}
-
-
-def _differing(section: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
-    for key in {**ours, **theirs}:
-        if ours.get(key) != theirs.get(key):
-            yield f"{section}.{key} is {ours.get(key)} in one and {theirs.get(key)} in the other"
-
-
-def _section(results: RunResults, name: str) -> dict[str, Any]:
-    section: Any = results.config.get(name)
-    return dict(section or {})
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        nested = isinstance(value, Mapping) and value
-        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return flat

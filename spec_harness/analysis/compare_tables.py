@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from spec_harness.analysis.compare import RATES, SPEED, Difference, changed_settings
+from spec_harness.analysis.compare import EQUAL, RATES, SPEED, Difference, changed_settings
 from spec_harness.analysis.load import Run
 from spec_harness.evaluation.tables import Block, Line
 
@@ -19,7 +19,7 @@ def compare_headline(a: Run, b: Run, differences: Sequence[Difference]) -> list[
         Line(f"{requests:,} requests, A = {a.directory}, B = {b.directory}"),
         _acceptance(by_name["acceptance_rate"]),
         _tokens(by_name["tokens_per_target_pass"]),
-        _speed(by_name[SPEED]),
+        _speed(by_name[SPEED], _speedups(a, b)),
         *(line for name, run in (("A", a), ("B", b)) for line in _distrust(name, run)),
     ]
 
@@ -49,6 +49,8 @@ def compare_notes(a: Run, b: Run) -> list[str]:
         shown = [f"{key} {before} -> {after}" for key, (before, after) in list(changed.items())[:_SHOWN]]
         more = f", and {len(changed) - _SHOWN} more" * (len(changed) > _SHOWN)
         notes.append(f"Settings that differ (A -> B): {', '.join(shown)}{more}.")
+    else:
+        notes.append("The runs have the same settings: any difference in speed is the machine's.")
     if "proposal.max_proposal_len" in changed:
         notes.append(
             "Longer proposals have a lower acceptance rate by themselves: later tokens are harder to guess. Tokens per "
@@ -77,10 +79,18 @@ def _tokens(d: Difference) -> Line:
     return _answer("Tokens", d, better, "B - A is", unknown="a run had no round")
 
 
-def _speed(d: Difference) -> Line:
+def _speed(d: Difference, speedups: str) -> Line:
     line = _answer("Speed", d, "{winner} was faster", "B / A is", unknown="a run measured none")
     # Runs at different times: the interval covers the prompts, not what else the machine did.
-    return Line(f"{line.text} The machine's own noise is not in it: compare their speed-ups too.", line.tone)
+    return Line(f"{line.text} The machine's own noise is not in it{speedups}.", line.tone)
+
+
+def _speedups(a: Run, b: Run) -> str:
+    """Each over plain decoding in its own run, so that a machine that is slower today does not count."""
+    ours, theirs = (run.results.timing.speedup.value if run.results.timing else None for run in (a, b))
+    if ours is None or theirs is None:
+        return ""
+    return f": over plain decoding, each in its own run, A has {ours:.2f}x, B {theirs:.2f}x"
 
 
 def _answer(what: str, d: Difference, better: str, change: str, *, unknown: str) -> Line:
@@ -88,6 +98,8 @@ def _answer(what: str, d: Difference, better: str, change: str, *, unknown: str)
         return Line(f"{what}: cannot be compared, {unknown}.", "caution")
     interval = "" if d.ci95 is None else f" (95 %: {_bare(d, d.ci95[0])} to {_bare(d, d.ci95[1])})"
     figures = f"{change} {_change(d, d.change)}{interval}"
+    if d.verdict == EQUAL:
+        return Line(f"{what}: the same in both.", "caution")
     words = {"within noise": "the difference is within noise", "too few requests": "too few requests to tell"}
     if d.verdict in words:
         return Line(f"{what}: {words[d.verdict]}, {figures}.", "caution")

@@ -41,6 +41,10 @@ def read_run(directory: Path) -> RunResults:
         status = _read_status(directory)
         if not (directory / RESULTS).is_file() or status.get("state") == "running":
             raise UserError(f"{directory}: no finished results.json: {_ending(status)}")
+    elif not os.path.isfile(directory / RESULTS):
+        runs = [path.parent.relative_to(directory).as_posix() for path in sorted(directory.glob("*/" + STATUS))]
+        problem = f"it holds runs ({runs[0]}, ...): give one of them" if runs else "give the directory of a run"
+        raise UserError(f"{directory / RESULTS} is missing; {problem}")
     return read_results(directory / RESULTS)
 
 

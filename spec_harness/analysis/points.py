@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from spec_harness.analysis.comparable import flatten
 from spec_harness.analysis.load import Run
 from spec_harness.evaluation.results import RunResults
 
@@ -60,17 +61,6 @@ def proposer(results: RunResults) -> str:
 
 def proposal_len(results: RunResults) -> int:
     return len(results.proposal.accepted_length_histogram) - 1
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested configuration by full keys."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _under(key: str, prefixes: Sequence[str]) -> bool:

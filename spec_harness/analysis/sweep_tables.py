@@ -1,17 +1,25 @@
-"""The jobs of a sweep side by side, best first, and those that have no results with the reason."""
+"""The jobs of a sweep side by side, best first, and those that have no results with the reason.
+
+Runs that answer different questions stand in the order of their names: no table can rank them.
+"""
 
 from collections.abc import Sequence
 
+from spec_harness.analysis.comparable import unlike
 from spec_harness.analysis.jobs import Job, varying
 from spec_harness.evaluation.results import RunResults
 from spec_harness.evaluation.tables import Block, Line, Tone, number, percent, rate, together
+
+_LENGTH = "proposal.max_proposal_len"
+_SHOWN = 4  # keys that tell runs apart
 
 
 def sweep_headline(jobs: Sequence[Job], *, name: str) -> list[Line]:
     """How many jobs, and the best of them."""
     done, total = ranked(jobs), len(jobs)
     lines = [Line(f"{name}: {total} job{'' if total == 1 else 's'}, {len(done)} with results")]
-    best = done[0].results if done else None
+    obstacles = unlike([job.results for job in done if job.results is not None])
+    best = done[0].results if done and not obstacles else None
     speedup = best.timing.speedup if best is not None and best.timing is not None else None
     if speedup is not None and speedup.value is not None:
         settings = _settings(done[0], varying([job.overrides for job in jobs]))
@@ -20,6 +28,9 @@ def sweep_headline(jobs: Sequence[Job], *, name: str) -> list[Line]:
         clear = speedup.ci95 is None or speedup.ci95[0] > 1
         tone: Tone = "good" if speedup.value > 1 and clear else "caution"
         lines.append(Line(f"Fastest: {which}, {speedup.value:.2f}x plain decoding{interval}.", tone))
+    if obstacles:
+        shown = ", ".join(obstacles[:_SHOWN]) + ", ..." * (len(obstacles) > _SHOWN)
+        lines.append(Line(f"Not ranked: these runs answer different questions, they differ in {shown}.", "caution"))
     if len(done) < total:
         lines.append(Line(f"{total - len(done)} without results, see below.", "alarm"))
     return lines
@@ -36,15 +47,19 @@ def sweep_blocks(jobs: Sequence[Job]) -> list[Block]:
         for job in done
         if job.results is not None
     ]
-    hint = "speed-up: over plain decoding in the same run, with its 95 % interval; per pass: tokens a target pass"
+    parts = ["k: max_proposal_len"] * (_LENGTH in keys)
+    parts += ["speed-up: over plain decoding in the same run" if compared else "tokens/s: of the speculative run"]
+    hint = "; ".join([*parts, "in brackets: 95 % intervals", "per pass: tokens a pass of the target"])
     blocks = [Block(title="Job", columns=columns, rows=rows, hint=hint)] if rows else []
     failed = [(job.name, _settings(job, keys), job.state, job.error or "") for job in jobs if job.results is None]
     return blocks + ([Block(title="No results", columns=("settings", "", "why"), rows=failed)] if failed else [])
 
 
 def ranked(jobs: Sequence[Job]) -> list[Job]:
-    """Jobs with results: best speed-up first, then those without one by their speed."""
+    """Jobs with results: best speed-up first, then those without one by their speed. Unlike ones stay as they are."""
     done = [job for job in jobs if job.results is not None]
+    if unlike([job.results for job in done if job.results is not None]):
+        return done
     return sorted(done, key=lambda job: (-(job.speedup or 0.0), -(_tokens_per_second(job.results) or 0.0)))
 
 
@@ -55,7 +70,11 @@ def _tokens_per_second(results: RunResults | None) -> float | None:
 
 def _settings(job: Job, keys: Sequence[str]) -> str:
     """What the sweep varied, in this job; the last part of a key says enough in a table."""
-    return ", ".join(f"{key.rpartition('.')[2]}={job.overrides[key]}" for key in keys if key in job.overrides)
+    return ", ".join(f"{_short(key)}={job.overrides[key]}" for key in keys if key in job.overrides)
+
+
+def _short(key: str) -> str:
+    return "k" if key == _LENGTH else key.rpartition(".")[2]
 
 
 def _figures(results: RunResults, *, compared: bool) -> tuple[str, str, str, str]:

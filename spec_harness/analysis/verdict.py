@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from spec_harness.analysis.comparable import unlike
 from spec_harness.analysis.compare import SPEED, compare
 from spec_harness.analysis.points import NOBODY, Point
 from spec_harness.errors import UserError
 from spec_harness.evaluation.results import Estimate
+from spec_harness.evaluation.round_cost import in_words, round_cost
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,13 @@ class Verdict:
 
 
 def verdict(points: Sequence[Point]) -> Verdict | None:
-    """By measured speed-up, or by tokens per second where plain decoding was not run. ``None`` without any speed.
+    """By measured speed-up, or by tokens per second where plain decoding was not run. ``None`` without any speed, and
+    for runs that answer different questions.
 
     The target as its own draft is a check of the harness and no candidate, unless there is no other.
     """
+    if unlike([point.run.results for point in points]):
+        return None
     drafting = [p for p in points if p.draft != NOBODY and p.k and _is_own_draft(p) == all(map(_is_own_draft, points))]
     compared = [p for p in drafting if _speedup(p).value is not None]
     ranked = sorted(compared or [p for p in drafting if _speed(p).value is not None], key=_gain, reverse=True)
@@ -44,9 +49,8 @@ def verdict(points: Sequence[Point]) -> Verdict | None:
         headline = f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
     else:
         headline = f"None of these drafts is clearly faster here. The best, {what}, runs at {speed}."
-    return Verdict(
-        best, headline, [*_certainty(_speedup(best)), _balance(best), *_slower(best, others, _apart), *checks]
-    )
+    why = [_balance(best), *_neighbors(best, others), *_slower(best, others, _apart)]
+    return Verdict(best, headline, [*_certainty(_speedup(best)), *why, *checks])
 
 
 def _certainty(speedup: Estimate) -> list[str]:
@@ -58,19 +62,43 @@ def _certainty(speedup: Estimate) -> list[str]:
 
 
 def _balance(best: Point) -> str:
-    p, timing = best.run.results.proposal, best.run.results.timing
+    """The yield of a round against its cost, each stage by itself."""
+    p, timing, cost = best.run.results.proposal, best.run.results.timing, round_cost(best.run.results)
     gain = p.tokens_per_target_pass.value
     text = (
         f"Each pass of the target yields {gain:.2f} tokens instead of 1" if gain is not None else "It yields no tokens"
     )
     if p.acceptance_rate.value is not None:
         text += f" ({p.acceptance_rate.value:.0%} of the draft's tokens are accepted)"
-    if timing is not None and timing.time_share is not None and gain is not None and timing.speedup.value:
-        text += f", and a round takes the time of about {gain / timing.speedup.value:.1f} plain steps"
-        text += f"; the draft takes {timing.time_share.propose:.0%} of the time"
+    if cost is not None:
+        text += f", and a round takes the time of {sum(cost.values()):.2f} plain steps ({in_words(cost)})"
     if timing is not None and timing.predicted_speedup is not None:
         text += f". Step times and acceptance predict {timing.predicted_speedup:.2f}x"
     return text + "."
+
+
+def _neighbors(best: Point, others: Sequence[Point]) -> list[str]:
+    """What one step to a shorter or longer proposal would change: the tokens of a round, and its cost."""
+    mine = [point for point in others if point.series == best.series]
+    shorter = max((point for point in mine if point.k < best.k), key=lambda point: point.k, default=None)
+    longer = min((point for point in mine if point.k > best.k), key=lambda point: point.k, default=None)
+    reasons = []
+    for other in filter(None, (shorter, longer)):
+        ours, theirs = _tokens_and_cost(best), _tokens_and_cost(other)
+        if ours is not None and theirs is not None:
+            tokens, steps = theirs[0] - ours[0], theirs[1] - ours[1]
+            text = f"{_more(tokens)} tokens and costs {_more(steps)} plain steps"
+            reasons.append(f"With proposals of {other.k} a round yields {text}.")
+    return reasons
+
+
+def _tokens_and_cost(point: Point) -> tuple[float, float] | None:
+    tokens, cost = point.run.results.proposal.tokens_per_target_pass.value, round_cost(point.run.results)
+    return None if tokens is None or cost is None else (tokens, sum(cost.values()))
+
+
+def _more(difference: float) -> str:
+    return f"{abs(difference):.2f} {'fewer' if difference < 0 else 'more'}"
 
 
 def _slower(best: Point, others: Sequence[Point], clearly: Callable[[Point, Point], bool]) -> list[str]:

@@ -145,7 +145,7 @@ class SpecDecodeEvalModule(LightningModule):
                     name=current.name,
                     done=len(current.records),
                     total=max(self._num_requests, len(current.records)),
-                    tokens_per_second=current.tokens_per_second or 0.0,
+                    tokens_per_second=current.stats.num_emitted_tokens / current.wall_s if current.wall_s else 0.0,
                     acceptance_rate=current.acceptance_rate,
                 )
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_harness.evaluation.intervals import MIN_REQUESTS
 from spec_harness.evaluation.results import RunResults
+from spec_harness.evaluation.round_cost import SCORING, in_words, round_cost
 from spec_harness.evaluation.tables import SKIPPED, percent
 from spec_harness.spec_decode.records import RequestRecord
 
@@ -17,6 +18,7 @@ LOW_ACCEPTANCE, HIGH_ACCEPTANCE = 0.05, 0.98
 NGRAM = 4  # tokens
 LOOPING = 0.5  # share of an output's n-grams that occurred before in it, above which it loops
 SHORTEST_LOOP = 4 * NGRAM  # tokens: shorter outputs are not judged
+FAR_OFF = 1.25  # predicted speed-up / measured one, or the inverse, from which on it is worth a note
 LOOPING_SHARE = 0.1  # of the outputs, from which on it is worth a note
 
 
@@ -29,6 +31,7 @@ def notes(results: RunResults, records: Sequence[RequestRecord]) -> list[str]:
         _loops(records),
         _sampling(results.config),
         _requests(results),
+        _prediction(results),
         _times(results),
     ]
     return [note for note in found if note is not None]
@@ -100,36 +103,24 @@ def _rate(records: Sequence[RequestRecord]) -> float | None:
 
 
 def _failed_speedup(results: RunResults) -> str | None:
-    """Which term of a round's cost outweighs its tokens, in units of plain decoding's time for one token.
-
-    Both passes pay the same prefill, so it is left out: with the speculative run's wall time as unit, plain decoding
-    takes ``speedup - prefill`` for the tokens of the rounds. Scoring contains the one forward pass that plain decoding
-    needs too, so only what goes beyond it is held against it.
-    """
+    """Which term of a round's cost outweighs its tokens; of scoring only what goes beyond the one pass that plain
+    decoding needs too is held against it."""
     timing, p = results.timing, results.proposal
     if timing is None or timing.time_share is None or p.num_drafts == 0:
         return None
-    speedup, gain, share = timing.speedup.value, p.tokens_per_target_pass.value, timing.time_share
-    if speedup is None or gain is None or speedup >= 1:
+    speedup, gain, cost = timing.speedup, p.tokens_per_target_pass.value, round_cost(results)
+    if speedup.value is None or gain is None or speedup.value >= 1:
         return None
-    if timing.speedup.ci95 is not None and timing.speedup.ci95[1] >= 1:
+    if speedup.ci95 is not None and speedup.ci95[1] >= 1:
         return None  # it is not known to be slower
-    if speedup <= share.prefill:
-        return f"Speculation does not pay here ({speedup:.2f}x): prefill takes {percent(share.prefill)} of its time."
-    scale = gain / (speedup - share.prefill)
-    costs = {
-        "proposing": scale * share.propose,
-        "scoring": scale * share.score,
-        "verifying": scale * share.verify,
-        "the host": scale * (share.commit + share.scheduler),
-    }
-    extra = costs | {"scoring": costs["scoring"] - 1}
+    answer = f"Speculation does not pay here ({speedup.value:.2f}x): "
+    if cost is None:
+        return f"{answer}prefill takes {percent(timing.time_share.prefill)} of its time."
+    extra = cost | {SCORING: cost[SCORING] - 1}
     worst = max(extra, key=lambda term: extra[term])
-    terms = ", ".join(f"{name} {cost:.2f}" for name, cost in costs.items())
     return (
-        f"Speculation does not pay here ({speedup:.2f}x): a round yields {gain:.2f} tokens and takes the time of "
-        f"{sum(costs.values()):.2f} plain steps ({terms}). Beyond the one pass of the target that plain decoding needs "
-        f"too, {worst} costs most."
+        f"{answer}a round yields {gain:.2f} tokens and takes the time of {sum(cost.values()):.2f} plain steps "
+        f"({in_words(cost)}). Beyond the one pass of the target that plain decoding needs too, {worst} costs most."
     )
 
 
@@ -144,8 +135,8 @@ def _sampling(config: Mapping[str, Any]) -> str | None:
     if draft == target:
         return None
     return (
-        f"The draft draws {draft}, the target {target}: the output still follows the target, but acceptance is another "
-        "one than with equal sampling."
+        f"The draft draws {draft}, the target {target}: the output is still distributed as the target's, "
+        "but acceptance is not what equal sampling would give."
     )
 
 
@@ -163,6 +154,23 @@ def _requests(results: RunResults) -> str | None:
         return None
     plural = "request" if n == 1 else "requests"
     return f"Only {n} {plural}: no intervals, which need at least {MIN_REQUESTS}. The figures may be far off."
+
+
+def _prediction(results: RunResults) -> str | None:
+    """A measured speed-up far from the predicted one: something else than acceptance and step times decides."""
+    timing = results.timing
+    if timing is None or not timing.predicted_speedup or not timing.speedup.value:
+        return None
+    off = timing.predicted_speedup / timing.speedup.value
+    if 1 / FAR_OFF <= off <= FAR_OFF:
+        return None
+    prefill = 0.0 if timing.time_share is None else timing.time_share.prefill
+    return (
+        f"Step times and acceptance predict {timing.predicted_speedup:.2f}x, but {timing.speedup.value:.2f}x was "
+        f"measured: something else decides here. The prediction leaves out prefill ({percent(prefill)} of time) and "
+        "the ends of the run, where fewer sequences run; or the machine's speed changed between the two passes: repeat "
+        "the run."
+    )
 
 
 def _times(results: RunResults) -> str | None:

@@ -9,7 +9,7 @@ says that something else than acceptance and step times decides.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 import torch
 
@@ -24,8 +24,10 @@ from spec_harness.spec_decode.stopping import StopCriteria
 from spec_harness.spec_decode.target_scorer import TargetScorer
 from spec_harness.worker.model_loader import LoadedModel
 
-_WALL = "wall"
-_WARM_UP, _REPEATS = 3, 15  # engine steps, or calls, of each kind
+_WARM_UP, _REPEATS = 3, 15  # calls of each kind
+# Engine steps. In a turn an engine finds the caches full of the other's weights, as it never does in a run: the first
+# steps of a turn are not measured.
+_TURNS, _SETTLE, _MEASURED = 3, 2, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +40,26 @@ class StepTimes:
     target_forward_s: float  # the target's forward in it
     draft_step_s: float  # one draft step without catch-up; for n-gram proposals, one token's share of the look-up
     score_s: list[float]  # [l]: scoring proposals of l tokens, l = 0 ... k
-    host_s: float  # the rest of a speculative step: verification, commit, scheduling
+    # The rest of a speculative step: verification, commit, scheduling, and what draft steps and scoring take on top
+    # when they follow each other (the draft's catch-up, caches full of the other model).
+    host_s: float
 
     def predicted_speedup(self, tokens_per_target_pass: float, mean_proposal_len: float) -> float:
         """tokens_per_target_pass * t_target / (l * t_draft + t_score(l) + t_host), l the mean proposal length."""
-        low = min(int(mean_proposal_len), len(self.score_s) - 1)
-        high = min(low + 1, len(self.score_s) - 1)
-        score = self.score_s[low] + (mean_proposal_len - low) * (self.score_s[high] - self.score_s[low])
-        step = mean_proposal_len * self.draft_step_s + score + self.host_s
+        step = _passes_s(mean_proposal_len, self.draft_step_s, self.score_s) + self.host_s
         return tokens_per_target_pass * self.target_step_s / step
 
     @property
     def draft_cost_ratio(self) -> float:
         """Leviathan's c: one draft step / one target forward."""
         return self.draft_step_s / self.target_forward_s
+
+
+def _passes_s(proposal_len: float, draft_step_s: float, score_s: Sequence[float]) -> float:
+    """Seconds of the models' passes in a round; scoring lies on a line between two whole lengths."""
+    low = min(int(proposal_len), len(score_s) - 1)
+    high = min(low + 1, len(score_s) - 1)
+    return proposal_len * draft_step_s + score_s[low] + (proposal_len - low) * (score_s[high] - score_s[low])
 
 
 @torch.inference_mode()
@@ -67,7 +75,9 @@ def measure_steps(
 
     ``None`` if the target's maximum length leaves no room for that.
     """
-    room = (_WARM_UP + _REPEATS + 1) * (settings.max_proposal_len + 1) + 2  # tokens that the measured steps may emit
+    room = (_TURNS * (_SETTLE + _MEASURED) + 1) * (
+        settings.max_proposal_len + 1
+    ) + 2  # tokens that the measured steps may emit
     if target.max_model_len <= room + 1:
         return None
     chosen = [list(prompts[i % len(prompts)][: target.max_model_len - room]) for i in range(batch)]
@@ -83,18 +93,28 @@ def measure_steps(
     stop = StopCriteria(_no_text)
     baseline = build_scheduler(target, None, roomy, stop)
     speculative = build_scheduler(target, draft, roomy, stop)
-    (target_step, _), (step, stages) = _steps([baseline, speculative], requests)
+    plain, drafting = _steps([baseline, speculative], requests)
     rows = [seq.metadata for seq in speculative.running]
     score = _score_times(speculative, rows, target.vocab_size)
+    draft_step = _draft_step(speculative, rows, drafting)
     return StepTimes(
         batch=batch,
         context_len=sum(len(row.data) for row in rows) // max(1, len(rows)),
-        target_step_s=target_step,
+        target_step_s=plain.wall_s,
         target_forward_s=score[0],
-        draft_step_s=_draft_step(speculative, rows, stages["propose"]),
+        draft_step_s=draft_step,
         score_s=score,
-        host_s=max(0.0, step - stages["propose"] - stages["score"]),
+        host_s=max(0.0, drafting.wall_s - _passes_s(drafting.proposal_len, draft_step, score)),
     )
+
+
+@dataclass(frozen=True)
+class _EngineStep:
+    """Medians over the measured steps of an engine, and the mean length that it proposed in them."""
+
+    wall_s: float
+    propose_s: float
+    proposal_len: float
 
 
 def _no_text(token_ids: list[int]) -> str:
@@ -106,43 +126,51 @@ def _request(index: int, prompt: list[int], max_new_tokens: int) -> Request:
     return Request(request_id=f"profile-{index}", prompt="", prompt_token_ids=prompt, sampling=params)
 
 
-def _steps(engines: Sequence[Scheduler], requests: Sequence[Request]) -> list[tuple[float, dict[str, float]]]:
-    """Of each engine, with every request running: median seconds of a step, and of its stages.
-
-    The engines take turns, so that a machine that gets slower or faster meanwhile does so for all of them.
-    """
+def _steps(engines: Sequence[Scheduler], requests: Sequence[Request]) -> list[_EngineStep]:
+    """Every request runs in each engine. The engines take turns, so that a machine that gets slower or faster meanwhile
+    does so for all of them."""
     for engine in engines:
         for request in requests:
             engine.add(request)
-    measured: list[list[dict[str, float]]] = [[] for _ in engines]
-    for repeat in range(_WARM_UP + _REPEATS):
+    measured: list[list[_EngineStep]] = [[] for _ in engines]
+    for _ in range(_TURNS):
         for engine, steps in zip(engines, measured, strict=True):
-            before = engine.worker.timer.seconds()
-            began = time.perf_counter()
-            engine.step()
-            wall = time.perf_counter() - began
-            after = engine.worker.timer.seconds()
-            if repeat >= _WARM_UP:
-                steps.append({_WALL: wall} | {name: after[name] - before.get(name, 0.0) for name in after})
-    medians = []
-    for steps in measured:
-        names = set().union(*steps)
-        stages = {name: median(step.get(name, 0.0) for step in steps) for name in names}
-        medians.append((stages.pop(_WALL), stages))
-    return medians
+            turn = [_step(engine) for _ in range(_SETTLE + _MEASURED)]
+            steps += turn[_SETTLE:]
+    return [
+        _EngineStep(
+            wall_s=median(step.wall_s for step in steps),
+            propose_s=median(step.propose_s for step in steps),
+            proposal_len=fmean(step.proposal_len for step in steps),
+        )
+        for steps in measured
+    ]
 
 
-def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], propose_s: float) -> float:
+def _step(engine: Scheduler) -> _EngineStep:
+    timer, stats = engine.worker.timer, engine.stats
+    proposing, drafted, rows = timer.seconds().get("propose", 0.0), stats.num_draft_tokens, stats.rows_run
+    began = time.perf_counter()
+    engine.step()
+    wall = time.perf_counter() - began
+    return _EngineStep(
+        wall_s=wall,
+        propose_s=timer.seconds().get("propose", 0.0) - proposing,
+        proposal_len=(stats.num_draft_tokens - drafted) / max(1, stats.rows_run - rows),
+    )
+
+
+def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], step: _EngineStep) -> float:
     """One draft step, from multi-step calls that have nothing to catch up."""
     proposer = engine.worker.proposer
     k = engine.max_proposal_len
     if not isinstance(proposer, DraftModelTop1Proposer):
-        return propose_s / max(1, k)
+        return step.propose_s / max(1.0, step.proposal_len)
     worker = proposer.worker
     lens = [min(k, worker.max_model_len + 1 - len(row.data)) for row in rows]
     fitting = [row for row, length in zip(rows, lens, strict=True) if length == k]
     if not fitting:
-        return propose_s / max(1, k)
+        return step.propose_s / max(1.0, step.proposal_len)
 
     def call() -> None:
         for row in fitting:

@@ -1,5 +1,7 @@
-"""The progress bar: requests done, tokens per second, running acceptance."""
+"""What a terminal sees meanwhile: the phase of the run, and requests done, tokens per second, running acceptance."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +9,19 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+WIDTH = 100  # columns
+
+
+@contextmanager
+def phase(text: str, *, shown: bool) -> Iterator[None]:
+    """Says what is under way while the block runs, and clears it away. Silent where stderr is no terminal."""
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +41,18 @@ class EvalProgress(ProgressBar):
 
     def __init__(self) -> None:
         super().__init__()
+        console = Console(stderr=True)
+        console.width = min(console.width, WIDTH)
         self._progress = Progress(
             TextColumn("{task.description:<11}"),
-            BarColumn(),
+            BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("requests  {task.fields[speed]:>7.0f} tokens/s  {task.fields[acceptance]}"),
-            TimeRemainingColumn(),
+            TextColumn("requests {task.fields[speed]:>5.0f} tokens/s {task.fields[acceptance]:<13}"),
+            TimeRemainingColumn(compact=True),
             TextColumn("left"),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            expand=True,
         )
         self._tasks: dict[str, Any] = {}
         self._enabled = self._progress.console.is_terminal
@@ -52,7 +70,7 @@ class EvalProgress(ProgressBar):
         rate = state.acceptance_rate
         fields: dict[str, Any] = {
             "speed": state.tokens_per_second,
-            "acceptance": "" if rate is None else f"acceptance {rate:.3f}",
+            "acceptance": "" if rate is None else f"accepted {rate:.0%}",
         }
         if state.name not in self._tasks:
             self._tasks[state.name] = self._progress.add_task(state.name, total=state.total, **fields)

@@ -87,7 +87,7 @@ class TimeShare(_Section):
     """Share of the speculative run's wall time, from a separate synchronized pass or from events; they sum to 1."""
 
     prefill: float = Field(description="target passes over prompts")
-    propose: float = Field(description="draft model, catch-up included")
+    propose: float = Field(description="draft model with its catch-up, or n-gram look-up")
     score: float = Field(description="target passes over proposals")
     verify: float = Field(description="acceptance test and recovered or bonus tokens")
     commit: float = Field(description="append, stop, rewind")
@@ -103,7 +103,7 @@ class StepTimeResults(_Section):
     target_forward_s: float = Field(description="the target's forward in it")
     draft_step_s: float = Field(description="one draft step without catch-up")
     score_s: list[float] = Field(description="[l]: scoring proposals of l tokens, l = 0 … k")
-    host_s: float = Field(description="the rest of a speculative step: verify, commit, scheduler")
+    host_s: float = Field(description="the rest of a speculative step: verify, commit, scheduler, catch-up")
 
 
 class TimingResults(_Section):

@@ -1,11 +1,13 @@
 """The summary of a run in the terminal, in at most 100 columns. ASCII but for box lines and bars, which fall back where
-the terminal's encoding lacks them."""
+the terminal's encoding lacks them. In a narrow terminal explanations go first; no figure is ever cut."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +17,7 @@ from spec_harness.evaluation.tables import MEANING, WORDS, Bar, Block, Line, blo
 
 WIDTH = 100  # columns
 BAR_WIDTH = 16  # columns of a full bar
+_UNBOUNDED = 10_000  # columns, wider than any table
 _STYLES = {"": "", "good": "bold green", "caution": "bold yellow", "alarm": "bold red"}
 
 
@@ -28,9 +31,10 @@ def print_summary(results: RunResults, directory: Path, *, console: Console | No
 
 
 def plain_console() -> Console:
-    """Standard output. A pipe or a file has no width of its own and gets all 100 columns."""
+    """Standard output. A pipe or a file has no width of its own and gets all 100 columns, unless ``COLUMNS`` says."""
     console = Console()
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    known = console.is_terminal or "COLUMNS" in os.environ
+    console.width = min(console.width, WIDTH) if known else WIDTH
     return console
 
 
@@ -39,12 +43,12 @@ def print_headline(console: Console, lines: Sequence[Line]) -> None:
     print_part(console, Group(name, *(_text(line) for line in lines[1:])))
 
 
-def print_notes(console: Console, notes: Sequence[str]) -> None:
+def print_notes(console: Console, notes: Sequence[str], *, title: str = "Notes") -> None:
     if notes:
         grid = Table.grid(padding=(0, 1))
         for note in notes:
             grid.add_row("", "-", Text(note))
-        print_part(console, Group(_indented(_title("Notes")), grid))
+        print_part(console, Group(_indented(_title(title)), grid))
 
 
 def print_part(console: Console, part: RenderableType) -> None:
@@ -54,11 +58,32 @@ def print_part(console: Console, part: RenderableType) -> None:
 
 def print_blocks(console: Console, parts: Sequence[Block]) -> None:
     bar = "#" if console.options.ascii_only else "\N{FULL BLOCK}"
+    width = min(console.width, WIDTH)
     for group in _neighbors(parts):
         side_by_side = Table.grid(padding=(0, 2))
         side_by_side.add_row(*(_table(block, bar) for block in group))
-        hints = [_indented(Text(block.hint, style="dim")) for block in group if block.hint]
-        print_part(console, Group(side_by_side if len(group) > 1 else _table(group[0], bar), *hints))
+        if len(group) > 1 and _fits(console, side_by_side, width):
+            print_part(console, Group(side_by_side, *_hints(group)))
+        else:
+            for block in group:
+                print_part(console, Group(_fitting(console, block, bar, width), *_hints([block])))
+
+
+def _hints(group: Sequence[Block]) -> list[RenderableType]:
+    return [_indented(Text(block.hint, style="dim")) for block in group if block.hint]
+
+
+def _fitting(console: Console, block: Block, bar: str, width: int) -> Table:
+    """Without its explanations where they would have to be squeezed, then with its columns closer together."""
+    roomy, brief = _table(block, bar), _table(block, bar, without=MEANING)
+    tight = _table(block, bar, without=MEANING, tight=True)
+    return next((table for table in (roomy, brief, tight) if _fits(console, table, width)), brief)
+
+
+def _fits(console: Console, table: Table, width: int) -> bool:
+    """No column would have to be squeezed."""
+    unbounded = console.options.update(width=_UNBOUNDED)
+    return Measurement.get(console, unbounded, table).maximum <= width
 
 
 def _neighbors(parts: Sequence[Block]) -> Iterator[list[Block]]:
@@ -73,15 +98,16 @@ def _neighbors(parts: Sequence[Block]) -> Iterator[list[Block]]:
         yield group
 
 
-def _table(block: Block, bar: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column(_title(block.title), no_wrap=True)
-    for column in block.columns:
+def _table(block: Block, bar: str, *, without: str = "", tight: bool = False) -> Table:
+    shown = [i for i, column in enumerate(block.columns) if column != without or not column]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=tight, pad_edge=not tight)
+    table.add_column(_title(block.title), overflow="fold")
+    for column in (block.columns[i] for i in shown):
         figures = bool(column) and column not in WORDS
         style = "dim" if column == MEANING else ""
-        table.add_column(column, justify="right" if figures else "left", no_wrap=figures, style=style)
-    for row in block.rows:
-        table.add_row(*(_cell(cell, bar) for cell in row))
+        table.add_column(column, justify="right" if figures else "left", overflow="fold", style=style)
+    for first, *cells in block.rows:
+        table.add_row(_cell(first, bar), *(_cell(cells[i], bar) for i in shown))
     return table
 
 

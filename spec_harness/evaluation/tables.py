@@ -150,9 +150,12 @@ def _groups(title: str, sections: dict[str, ProposalResults]) -> Block:
 
 def _counts(results: RunResults) -> Block:
     p, kv = results.proposal, results.kv
+    requests = f"{p.num_requests:,}"
+    if p.num_prefill_tokens != p.num_requests:
+        requests += f", {p.num_prefill_tokens:,} outputs with their turns and samples"
     emitted = f"{p.num_emitted_tokens:,} in {p.num_rounds:,} rounds"
     rows = [
-        ("requests", f"{p.num_requests:,}"),
+        ("requests", requests),
         ("output tokens", f"{p.num_output_tokens:,} = {p.num_prefill_tokens:,} by prefills + {emitted}"),
     ]
     if p.num_drafts:
@@ -164,7 +167,8 @@ def _counts(results: RunResults) -> Block:
         facts = [f"{kv.num_blocks:,} blocks of {tokens(kv.block_size)}"]
         facts += [] if kv.blocks_allocated_peak is None else [f"{kv.blocks_allocated_peak:,} used at most"]
         facts += [] if kv.utilization is None else [f"{percent(kv.utilization)} of slots filled"]
-        facts += [f"{kv.preemptions:,} preemptions, {kv.swaps or 0:,} by swap"] if kv.preemptions else []
+        swaps = f", {kv.swaps:,} by swap" if kv.swaps else ""
+        facts += [f"{kv.preemptions:,} preemptions{swaps}"] if kv.preemptions else []
         rows.append(("KV cache", ", ".join(facts)))
     return Block(title="Counts", columns=("",), rows=rows)
 
@@ -195,9 +199,9 @@ def _timing(timing: TimingResults, *, drafted: bool) -> Block:
     if timing.draft_cost_ratio is not None:
         rows.append(("draft cost ratio", f"{timing.draft_cost_ratio:.3f}", "", "draft step / target forward"))
     if timing.time_to_first_token is not None:
-        rows.append(("first token after", _latency(timing.time_to_first_token), "", "median (95th percentile)"))
+        rows.append(("first token after", _latency(timing.time_to_first_token), "", "median (and 95th percentile)"))
     if timing.time_per_output_token is not None:
-        rows.append(("each further token", _latency(timing.time_per_output_token), "", "median (95th percentile)"))
+        rows.append(("each further token", _latency(timing.time_per_output_token), "", "median (and 95th percentile)"))
     return Block(title="Time", columns=("value", "95 % interval", MEANING), rows=rows)
 
 
@@ -256,7 +260,7 @@ def together(value: str, interval: str) -> str:
 
 
 def _latency(times: Latency) -> str:
-    return f"{1000 * times.p50:,.1f} ms ({1000 * times.p95:,.1f})"
+    return f"{1000 * times.p50:,.1f} ms (p95 {1000 * times.p95:,.1f})"
 
 
 def _figure(value: float | None) -> str:

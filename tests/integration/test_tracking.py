@@ -82,6 +82,13 @@ def test_running_figures_have_a_step_of_their_own() -> None:
     assert min(speeds) > 0  # before a request has finished there is no speed, which is not a speed of 0
 
 
+def test_a_run_of_64_requests_is_cheap_to_track() -> None:
+    """Fewer than 500 W&B records, its tables included; one sequence at a time makes the most engine steps."""
+    assert spec_eval("data.limit=64", "sampling.max_new_tokens=24", "max_num_seqs=1", logger="wandb") == 0
+    assert read_results(Path("run/results.json")).proposal.num_requests == 64
+    assert 100 < len(records_of(Path("run"))) < 500
+
+
 def test_a_run_directory_that_was_moved_still_holds_the_whole_run(tmp_path: Path) -> None:
     """Nothing is staged elsewhere: what was in the home directory or the temporary one would be lost with it."""
     assert spec_eval(*SMALL, logger="wandb") == 0

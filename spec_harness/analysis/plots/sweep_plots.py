@@ -62,7 +62,8 @@ def speedup_curve(points: Sequence[Point]) -> Figure | None:
     axes.axhline(1, color="black", linewidth=1)
     axes.set(title="Speed-up over plain decoding", ylabel="tokens per second / plain decoding's")
     axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
-    predicted = Line2D([], [], color=GRAY, linestyle="--", linewidth=1, label="predicted")
+    color = PALETTE[0] if len(timed) == 1 else GRAY
+    predicted = Line2D([], [], color=color, linestyle="--", linewidth=1, label="predicted")
     _over_k(axes, points, [*map(series_handle, range(len(timed)), timed), predicted])
     return figure
 
@@ -92,9 +93,9 @@ def speed_forest(points: Sequence[Point]) -> Figure | None:
     axes.set_yticks(range(len(rows)), [point.label for point, _, _ in rows])
     axes.set(ylim=(len(rows) - 0.4, -0.6), title="Speed-up of each run" if compared else "Speed of each run")
     axes.set_xlabel("tokens per second / plain decoding's" if compared else "output tokens per second")
-    axes.set_xlim(0, max(1.1 if compared else 0, axes.get_xlim()[1]))
     if compared:
         axes.axvline(1, color="black", linewidth=1)
+    axes.margins(x=0.08)
     axes.grid(visible=False, axis="y")
     return figure
 

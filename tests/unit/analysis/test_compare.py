@@ -65,7 +65,7 @@ def test_a_run_equals_itself(compared: Any) -> None:
     for difference in found.values():
         nothing = 1.0 if difference.is_ratio else 0.0
         assert (difference.change, difference.ci95) == (nothing, (nothing, nothing))
-        assert difference.verdict == "within noise"
+        assert difference.verdict == "equal"
 
 
 def test_a_difference_that_all_requests_share_is_seen_however_much_they_differ(compared: Any) -> None:
@@ -77,7 +77,7 @@ def test_a_difference_that_all_requests_share_is_seen_however_much_they_differ(c
         assert found[name].ci95 == pytest.approx((1.0, 1.0))
         assert found[name].verdict == "B higher"
     assert found["acceptance_rate"].change == pytest.approx(1 / K)
-    assert found["coverage"].verdict == "within noise"
+    assert found["coverage"].verdict == "equal"
     own = _results(requests(a), max_proposal_len=K).proposal.mean_acceptance_length.ci95
     assert own is not None
     assert own[1] - own[0] > 1.0  # wider than the difference

@@ -37,6 +37,11 @@ def sweep(save_run: Save, tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_sweep_is_no_run_and_says_which_it_holds(sweep: Path) -> None:
+    with pytest.raises(UserError, match=r"results.json is missing; it holds runs \(0, ...\): give one of them"):
+        read_run(sweep)
+
+
 def test_jobs_come_in_the_order_of_their_numbers(sweep: Path) -> None:
     jobs = find_jobs(sweep)
     assert [job.name for job in jobs] == [str(job) for job in range(12)]

@@ -1,6 +1,7 @@
 """What a sweep recommends, and how sure it is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from spec_harness.analysis.load import load_run, load_sweep
 from spec_harness.analysis.points import NGRAM, Point, points
 from spec_harness.analysis.verdict import verdict
-from spec_harness.evaluation.results import Estimate, TimingResults
+from spec_harness.evaluation.results import Estimate, TimeShare, TimingResults
+from spec_harness.evaluation.round_cost import round_cost
 from tests.unit.analysis.conftest import config
 
 Save = Callable[..., Path]
@@ -80,6 +82,33 @@ def test_without_plain_decoding_speed_decides_and_says_so(sweep: Callable[..., l
     assert answer.best is found[1]
     assert answer.headline.startswith("The fastest is ")
     assert "baseline=off" in answer.reasons[0]
+
+
+def test_runs_that_answer_different_questions_are_not_ranked(sweep: Callable[..., list[Point]]) -> None:
+    """The folder of all runs is no sweep: its fastest run says nothing about the others' prompts and models."""
+    assert verdict(sweep(timing(1.2), timing(1.5), sampling__temperature=[0.0, 0.7])) is None
+
+
+def test_a_round_s_cost_adds_up_to_its_speed_up(sweep: Callable[..., list[Point]]) -> None:
+    """Per stage, in plain steps; what a shorter or longer proposal would change comes beside it."""
+    share = TimeShare(prefill=0.2, propose=0.3, score=0.4, verify=0.05, commit=0.03, scheduler=0.02)
+    found = sweep(*(timing(speedup).model_copy(update={"time_share": share}) for speedup in (1.2, 1.5, 1.4)))
+    found = [replace(point, k=k, others={}) for point, k in zip(found, (2, 4, 8), strict=True)]
+    answer = verdict(found)
+    assert answer is not None
+    best = answer.best.run.results
+    tokens, cost = best.proposal.tokens_per_target_pass.value, round_cost(best)
+    assert answer.best.k == 4
+    assert tokens is not None
+    assert cost is not None
+    # Of the run's time 0.8 are rounds, for which plain decoding takes 1.5 - 0.2: so many plain steps for each token.
+    assert sum(cost.values()) == pytest.approx(tokens * 0.8 / 1.3)
+    assert cost["proposing"] == pytest.approx(tokens * 0.3 / 1.3)
+    text = " ".join(answer.reasons)
+    assert f"takes the time of {sum(cost.values()):.2f} plain steps (proposing {cost['proposing']:.2f}" in text
+    slower = tokens * 0.8 / 1.0 - tokens * 0.8 / 1.3
+    assert f"With proposals of 2 a round yields 0.00 more tokens and costs {slower:.2f} more plain steps." in text
+    assert "With proposals of 8 a round yields" in text
 
 
 def test_no_speed_no_verdict(sweep: Callable[..., list[Point]]) -> None:

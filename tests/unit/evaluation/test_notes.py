@@ -165,6 +165,17 @@ def test_few_requests(run: Make) -> None:
     assert notes(*run((4, 2), requests=8)) == []
 
 
+def test_a_prediction_far_from_what_was_measured(run: Make) -> None:
+    """The prediction is what acceptance and step times make of decoding: where it fails, something else decides."""
+    for measured, predicted, warned in ((1.0, 1.2, False), (1.0, 1.3, True), (1.3, 1.0, True)):
+        times = timing(measured, prefill=0.25, propose=0.75).model_copy(update={"predicted_speedup": predicted})
+        results, records = run((4, 2), timing=times)
+        found = [note for note in notes(results, records) if note.startswith("Step times and acceptance predict")]
+        assert bool(found) == warned
+        assert not warned or f"{predicted:.2f}x, but {measured:.2f}x was measured" in found[0]
+        assert not warned or "prefill (25.0 % of time)" in found[0]
+
+
 def test_intervals_of_times_say_what_they_cover(run: Make) -> None:
     speed = Estimate(value=100.0, ci95=(90.0, 110.0), n=9)
     with_interval = timing(1.5, score=1.0).model_copy(update={"speculative_tokens_per_second": speed})

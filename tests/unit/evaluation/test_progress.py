@@ -1,25 +1,28 @@
 """The progress bar: on a terminal it says how far the run is, elsewhere nothing at all."""
 
 import io
+import re
 from functools import cache
+from typing import Any
 
 import pytest
 from lightning import LightningModule, Trainer
 from rich.console import Console
 
 from spec_harness.evaluation import progress
-from spec_harness.evaluation.progress import EvalProgress, PassProgress
+from spec_harness.evaluation.progress import EvalProgress, PassProgress, phase
 
 
-def bar(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> tuple[EvalProgress, io.StringIO]:
+def bar(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, width: int = 100) -> tuple[EvalProgress, io.StringIO]:
     output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, force_interactive=terminal, width=100)
+    console = Console(file=output, force_terminal=terminal, force_interactive=terminal, width=width)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     return EvalProgress(), output
 
 
-def state(done: int, *, name: str = "speculative", total: int = 4, rate: float | None = 0.25) -> PassProgress:
-    return PassProgress(name=name, done=done, total=total, tokens_per_second=123.4, acceptance_rate=rate)
+def state(done: int, *, name: str = "speculative", total: int = 4, **figures: float | None) -> PassProgress:
+    known: dict[str, Any] = {"tokens_per_second": 123.4, "acceptance_rate": 0.25} | figures
+    return PassProgress(name=name, done=done, total=total, **known)
 
 
 @cache
@@ -37,9 +40,9 @@ def drive(shown: EvalProgress, *states: PassProgress) -> None:
 
 def test_a_terminal_sees_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     shown, output = bar(monkeypatch, terminal=True)
-    drive(shown, state(1), state(4), state(2, name="baseline", rate=None))
+    drive(shown, state(1), state(4), state(2, name="baseline", acceptance_rate=None))
     text = output.getvalue()
-    for words in ("speculative", "1/4", "4/4", "baseline", "2/4", "123 tokens/s", "acceptance 0.250"):
+    for words in ("speculative", "1/4", "4/4", "baseline", "2/4", "123 tokens/s", "accepted 25%"):
         assert words in text
 
 
@@ -66,3 +69,29 @@ def test_a_disabled_bar_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     shown.disable()
     drive(shown, state(1))
     assert output.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("terminal", "shown", "said"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_phase_is_said_where_somebody_looks(
+    terminal: bool, shown: bool, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, force_interactive=terminal)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    with phase("loading", shown=shown):
+        pass
+    assert ("loading" in output.getvalue()) == (terminal and shown)
+    assert (terminal and shown) or output.getvalue() == ""
+
+
+def test_a_line_of_the_bar_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that is left stands last, and was cut."""
+    shown, output = bar(monkeypatch, terminal=True, width=80)
+    drive(shown, state(999, total=1000, tokens_per_second=99_999.0))
+    plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", output.getvalue())
+    lines = [line.rstrip() for line in re.split(r"[\r\n]", plain)]
+    assert max(map(len, lines)) <= 80
+    (last,) = {line for line in lines if "999/1000" in line}
+    assert last.endswith(" 999/1000 requests 99999 tokens/s accepted 25%  --:-- left")

@@ -18,7 +18,7 @@ from spec_harness.evaluation.results import (
     RunResults,
     TimingResults,
 )
-from spec_harness.evaluation.summary import print_summary
+from spec_harness.evaluation.summary import plain_console, print_summary
 
 Make = Callable[..., Any]
 
@@ -82,6 +82,35 @@ def test_nothing_wraps_or_is_cut_at_100_columns(random_requests: Make, make_resu
     assert ["speed-up", "10.51x", "10.25", "to", "11.75"] in [row[:5] for row in rows]
     for kind in ("no. 12", "12 tokens"):
         assert kind in text
+
+
+@pytest.mark.parametrize("width", [80, 64])
+def test_a_narrow_terminal_loses_explanations_but_no_figure(
+    width: int, random_requests: Make, make_results: Make
+) -> None:
+    """Rich cuts what does not fit: at 80 columns, the most common width, most figures ended in an ellipsis."""
+    results = make_results(random_requests(3, max_proposal_len=4, num_requests=60), max_proposal_len=4)
+    wide, narrow = rendered(results).splitlines(), rendered(results, width=width).splitlines()
+    assert all(len(line) <= width for line in narrow)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(narrow)
+    proposal = results.proposal
+    for estimate in (proposal.acceptance_rate, *proposal.acceptance_rate_per_position):
+        assert estimate.value is not None
+        assert estimate.ci95 is not None
+        cells = f"{100 * estimate.value:.1f} %", f"{100 * estimate.ci95[0]:.1f} to {100 * estimate.ci95[1]:.1f}"
+        assert any(all(cell in line for cell in cells) for line in narrow), cells
+    assert "accepted / proposed draft tokens" in "".join(wide)
+    assert "accepted / proposed" not in "".join(narrow)
+    (hint,) = [i for i, line in enumerate(narrow) if line.startswith(" accepted: of proposals this long")]
+    assert any("no. 4" in line for line in narrow[:hint])  # below its own table, where two do not fit side by side
+    assert any("4 tokens" in line for line in narrow[hint:])
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 100), ("72", 72), ("300", 100)])
+def test_a_pipe_is_as_wide_as_it_is_told(columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert plain_console().width == width
 
 
 def test_without_proposals_there_are_no_rates(make_round: Make, make_request: Make, make_results: Make) -> None:

@@ -1,0 +1,50 @@
+"""Whether runs answer the same question. No pandas: it is asked of every sweep that is opened."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spec_harness.evaluation.results import RunResults
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested configuration by full keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def task(results: RunResults) -> dict[str, Any]:
+    """What was decoded and how, by key: two runs in which this differs cannot be told better or worse. The prompts
+    themselves are in the runs' files. Sampling's seed is left out: another seed is another draw of the same."""
+    sampling = {f"sampling.{key}": value for key, value in section(results, "sampling").items() if key != "seed"}
+    return {f"target.{key}": value for key, value in _target(results).items()} | sampling
+
+
+def unlike(runs: Sequence[RunResults]) -> list[str]:
+    """The keys that forbid ranking the runs: of their tasks, of the prompts asked for, and of the machine."""
+    asked = [
+        task(one)
+        | {f"data.{key}": value for key, value in section(one, "data").items()}
+        | {"requests": one.proposal.num_requests}
+        | {"device": one.provenance.device, "threads": one.provenance.threads}
+        for one in runs
+    ]
+    keys = dict.fromkeys(key for one in asked for key in one)
+    return [key for key in keys if any(one.get(key) != asked[0].get(key) for one in asked)]
+
+
+def section(results: RunResults, name: str) -> dict[str, Any]:
+    found: Any = results.config.get(name)
+    return dict(found or {})
+
+
+def _target(results: RunResults) -> dict[str, Any]:
+    """What identifies the target. Folders with the same weights are the same model."""
+    config, identity = section(results, "target"), results.provenance.target
+    named = {key: config.get(key) for key in ("kind", "path", "revision", "config", "seed")}
+    which = named if identity.weights_sha256 is None else {"weights_sha256": identity.weights_sha256}
+    return which | {"dtype": identity.dtype, "max_model_len": config.get("max_model_len")}
