@@ -8,7 +8,7 @@ from spec_harness.analysis.compare import SPEED, compare
 from spec_harness.analysis.points import NOBODY, Point
 from spec_harness.errors import UserError
 from spec_harness.evaluation.results import Estimate
-from spec_harness.evaluation.round_cost import in_words, round_cost
+from spec_harness.evaluation.round_cost import in_words, predicted_off, round_cost
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def verdict(points: Sequence[Point]) -> Verdict | None:
         headline = f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
     else:
         headline = f"None of these drafts is clearly faster here. The best, {what}, runs at {speed}."
-    why = [_balance(best), *_neighbors(best, others), *_slower(best, others, _apart)]
+    why = [_balance(best), *_neighbors(best, others), *_slower(best, others, _apart), *_unsettled(ranked)]
     return Verdict(best, headline, [*_certainty(_speedup(best)), *why, *checks])
 
 
@@ -73,7 +73,7 @@ def _balance(best: Point) -> str:
     if cost is not None:
         text += f", and a round takes the time of {sum(cost.values()):.2f} plain steps ({in_words(cost)})"
     if timing is not None and timing.predicted_speedup is not None:
-        text += f". Step times and acceptance predict {timing.predicted_speedup:.2f}x"
+        text += f". Acceptance and step times predict {timing.predicted_speedup:.2f}x"
     return text + "."
 
 
@@ -99,6 +99,12 @@ def _tokens_and_cost(point: Point) -> tuple[float, float] | None:
 
 def _more(difference: float) -> str:
     return f"{abs(difference):.2f} {'fewer' if difference < 0 else 'more'}"
+
+
+def _unsettled(ranked: Sequence[Point]) -> list[str]:
+    """The intervals do not show that the machine was busy with something else; a prediction that failed does."""
+    off = [point.label for point in ranked if predicted_off(point.run.results) is not None]
+    return [f"Repeat these, measured far from what acceptance and step times predict: {'; '.join(off)}."] * bool(off)
 
 
 def _slower(best: Point, others: Sequence[Point], clearly: Callable[[Point, Point], bool]) -> list[str]:

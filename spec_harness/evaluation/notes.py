@@ -9,7 +9,7 @@ from typing import Any
 
 from spec_harness.evaluation.intervals import MIN_REQUESTS
 from spec_harness.evaluation.results import RunResults
-from spec_harness.evaluation.round_cost import SCORING, in_words, round_cost
+from spec_harness.evaluation.round_cost import SCORING, in_words, predicted_off, round_cost
 from spec_harness.evaluation.tables import SKIPPED, percent
 from spec_harness.spec_decode.records import RequestRecord
 
@@ -18,7 +18,6 @@ LOW_ACCEPTANCE, HIGH_ACCEPTANCE = 0.05, 0.98
 NGRAM = 4  # tokens
 LOOPING = 0.5  # share of an output's n-grams that occurred before in it, above which it loops
 SHORTEST_LOOP = 4 * NGRAM  # tokens: shorter outputs are not judged
-FAR_OFF = 1.25  # predicted speed-up / measured one, or the inverse, from which on it is worth a note
 LOOPING_SHARE = 0.1  # of the outputs, from which on it is worth a note
 
 
@@ -159,14 +158,11 @@ def _requests(results: RunResults) -> str | None:
 def _prediction(results: RunResults) -> str | None:
     """A measured speed-up far from the predicted one: something else than acceptance and step times decides."""
     timing = results.timing
-    if timing is None or not timing.predicted_speedup or not timing.speedup.value:
-        return None
-    off = timing.predicted_speedup / timing.speedup.value
-    if 1 / FAR_OFF <= off <= FAR_OFF:
+    if timing is None or predicted_off(results) is None:
         return None
     prefill = 0.0 if timing.time_share is None else timing.time_share.prefill
     return (
-        f"Step times and acceptance predict {timing.predicted_speedup:.2f}x, but {timing.speedup.value:.2f}x was "
+        f"Acceptance and step times predict {timing.predicted_speedup:.2f}x, but {timing.speedup.value:.2f}x was "
         f"measured: something else decides here. The prediction leaves out prefill ({percent(prefill)} of time) and "
         "the ends of the run, where fewer sequences run; or the machine's speed changed between the two passes: repeat "
         "the run."

@@ -2,6 +2,7 @@
 
 from spec_harness.evaluation.results import RunResults
 
+FAR_OFF = 1.25
 PROPOSING, SCORING, VERIFYING, HOST = "proposing", "scoring", "verifying", "the host"
 
 
@@ -25,6 +26,16 @@ def round_cost(results: RunResults) -> dict[str, float] | None:
         VERIFYING: scale * share.verify,
         HOST: scale * (share.commit + share.scheduler),
     }
+
+
+def predicted_off(results: RunResults) -> float | None:
+    """Predicted speed-up / measured one, where that is far from 1: something else than acceptance and step times
+    decided."""
+    timing = results.timing
+    if timing is None or not timing.predicted_speedup or not timing.speedup.value:
+        return None
+    off = timing.predicted_speedup / timing.speedup.value
+    return off if max(off, 1 / off) > FAR_OFF else None
 
 
 def in_words(cost: dict[str, float]) -> str:

@@ -16,12 +16,13 @@ def time_per_token(points: Sequence[Point]) -> Figure | None:
     timed = [(point, speed, share) for point in points for speed, share in [_timing(point)] if speed and share]
     if not timed:
         return None
-    note = (
-        "Wall time of the speculative run / its output tokens, prefills included; the numbers are shares of the bar. A "
-        "bar that ends left of the black mark beats plain decoding (the target alone, same prompts and engine)."
-    )
-    figure, axes = new_figure(height=1.9 + 0.32 * len(timed), note=note)
     plain = [_plain_ms(point) for point, _, _ in timed]
+    note = "Wall time of the speculative run / its output tokens, prefills included; the numbers are shares of the bar."
+    if any(ms is not None for ms in plain):
+        note += (
+            " A bar that ends left of the black mark beats plain decoding (the target alone, same prompts and engine)."
+        )
+    figure, axes = new_figure(height=1.9 + 0.32 * len(timed), note=note)
     widest = max([1000 / speed for _, speed, _ in timed] + [ms for ms in plain if ms is not None])
     rows = range(len(timed))
     left = [0.0] * len(timed)

@@ -74,6 +74,19 @@ def test_show_of_a_sweep_has_the_best_job_first(
     assert "failed" in rows[3]
 
 
+def test_runs_of_different_tasks_stand_side_by_side_unranked(
+    save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``show outputs`` crowned the fastest of runs that had nothing in common."""
+    for job, (speedup, temperature) in enumerate([(1.1, 0.0), (1.4, 0.7)]):
+        save_run(tmp_path / str(job), timing=timing(speedup), config=config(sampling__temperature=temperature))
+    out = " ".join(printed(capsys, "show", tmp_path).split())
+    assert "Not ranked: these runs answer different questions, they differ in sampling.temperature." in out
+    assert "Fastest" not in out
+    assert "Use draft" not in out
+    assert out.index("1.10x") < out.index("1.40x")
+
+
 def test_a_sweep_without_baselines_is_ranked_by_its_speed(
     save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,14 @@ def test_a_round_s_cost_adds_up_to_its_speed_up(sweep: Callable[..., list[Point]
     assert "With proposals of 8 a round yields" in text
 
 
+def test_measurements_that_step_times_contradict_are_to_be_repeated(sweep: Callable[..., list[Point]]) -> None:
+    """On a busy machine the interval of a speed-up stays narrow: it is about the prompts."""
+    predicted = [timing(speedup).model_copy(update={"predicted_speedup": 1.3}) for speedup in (1.0, 1.3)]
+    answer = verdict(sweep(*predicted, sampling__seed=[1, 2]))
+    assert answer is not None
+    assert "Repeat these, measured far from what acceptance and step times predict: seed=1." in answer.reasons
+
+
 def test_no_speed_no_verdict(sweep: Callable[..., list[Point]]) -> None:
     nothing = Estimate(value=None, n=0)
     unknown = TimingResults(speculative_tokens_per_second=nothing, baseline_tokens_per_second=nothing, speedup=nothing)

@@ -170,7 +170,7 @@ def test_a_prediction_far_from_what_was_measured(run: Make) -> None:
     for measured, predicted, warned in ((1.0, 1.2, False), (1.0, 1.3, True), (1.3, 1.0, True)):
         times = timing(measured, prefill=0.25, propose=0.75).model_copy(update={"predicted_speedup": predicted})
         results, records = run((4, 2), timing=times)
-        found = [note for note in notes(results, records) if note.startswith("Step times and acceptance predict")]
+        found = [note for note in notes(results, records) if note.startswith("Acceptance and step times predict")]
         assert bool(found) == warned
         assert not warned or f"{predicted:.2f}x, but {measured:.2f}x was measured" in found[0]
         assert not warned or "prefill (25.0 % of time)" in found[0]
