@@ -1,6 +1,6 @@
 """Two runs on the same prompts: is the difference between them real, or the choice of prompts?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,10 +61,13 @@ def compare(a: Run, b: Run) -> list[Difference]:
         change = None if before is None or after is None else after - before
         ci95 = None if change is None else draws.interval(new - old, informative=min(n, m))
         found.append(Difference(name=name, a=before, b=after, change=change, ci95=ci95))
-    slow, fast = (draws.ratios([own[i].tokens for i in ours], [own[i].seconds for i in ours]) for own in (ours, theirs))
     before, after = speed(a.results).value, speed(b.results).value
     change = None if before is None or after is None else after / before
-    ci95 = None if change is None else draws.interval(fast / slow)
+    ci95 = (
+        None
+        if change is None
+        else draws.interval(change * _relative_speed(draws, theirs) / _relative_speed(draws, ours))
+    )
     return [*found, Difference(name=SPEED, a=before, b=after, change=change, ci95=ci95, is_ratio=True)]
 
 
@@ -118,6 +121,13 @@ def _resampled(draws: Bootstrap, name: str, counts: list[ProposalCounts]) -> tup
     above: list[Any] = [RATIOS[name].numerator(own) for own in counts]
     below: list[Any] = [RATIOS[name].denominator(own) for own in counts]
     return draws.ratios(above, below), int(np.count_nonzero(below))
+
+
+def _relative_speed(draws: Bootstrap, requests: Mapping[str, Sums]) -> Floats:
+    """Tokens per second in each resample / in the run: the requests' own clocks miss a little of the wall time."""
+    tokens, seconds = ([getattr(own, name) for own in requests.values()] for name in ("tokens", "seconds"))
+    relative: Floats = draws.ratios(tokens, seconds) * (sum(seconds) / sum(tokens))
+    return relative
 
 
 def _obstacles(a: Run, b: Run) -> Iterator[str]:

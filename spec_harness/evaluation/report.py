@@ -80,14 +80,16 @@ def _speedup(speculative: Pass | None, baseline: Pass | None) -> Estimate:
 
 
 def per_request(done: Pass) -> tuple[dict[str, int], dict[str, float]]:
-    """Output tokens and seconds in the engine of each request id, turns and samples together."""
+    """Output tokens and seconds of each request id, turns and samples together. The seconds sum to the wall time: what
+    lies between the steps' own clocks and the pass's is shared out, or an interval might not contain its value."""
     tokens: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
     # In the order of their ids, so that the bootstrap's draws do not depend on who finished first.
     for record in sorted(done.records, key=lambda record: record.request_id):
         tokens[record.request_id] += len(record.token_ids)
         seconds[record.request_id] += record.engine_s
-    return tokens, seconds
+    scale = done.wall_s / (sum(seconds.values()) or 1.0)
+    return tokens, {key: scale * spent for key, spent in seconds.items()}
 
 
 def _time_share(done: Pass) -> TimeShare | None:

@@ -36,6 +36,16 @@ def test_speeds_are_output_tokens_over_wall_time(make_round: Make, make_request:
     assert (results.speedup.value, results.speedup.n) == (1.5, 3)
 
 
+def test_a_speed_lies_in_its_own_interval(make_round: Make, make_request: Make) -> None:
+    """The steps' clocks stop before the pass's does. With requests that took equally long, as in one full batch, the
+    interval was so narrow that this left the value outside."""
+    requests = [make_request([make_round(2, 1)], request_id=f"r{i}", engine_s=0.1) for i in range(8)]
+    results = timing(done(SPECULATIVE, *requests, wall_s=0.801), done(BASELINE, *requests, wall_s=0.804))
+    for estimate in (results.speculative_tokens_per_second, results.baseline_tokens_per_second, results.speedup):
+        assert estimate.value is not None
+        assert estimate.ci95 == (pytest.approx(estimate.value), pytest.approx(estimate.value))
+
+
 def test_a_speed_up_needs_both_passes(make_request: Make) -> None:
     for alone, missing in ((SPECULATIVE, "baseline"), (BASELINE, "speculative")):
         results = timing(done(alone, make_request([]), wall_s=1.0))
