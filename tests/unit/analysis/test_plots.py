@@ -46,9 +46,10 @@ def drawn(container: ErrorbarContainer) -> tuple[list[float], list[float], list[
 
 
 def interval_of(estimate: Estimate) -> tuple[float, float]:
-    """The ends of its bar: none where there is no interval."""
+    """The ends of its bar: none where there is no interval. An interval of few requests may leave its value out."""
     assert estimate.value is not None
-    return estimate.ci95 or (estimate.value, estimate.value)
+    low, high = estimate.ci95 or (estimate.value, estimate.value)
+    return min(low, estimate.value), max(high, estimate.value)
 
 
 def assert_shows(container: ErrorbarContainer, estimates: list[Estimate], *, horizontal: bool = False) -> None:
