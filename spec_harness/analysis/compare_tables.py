@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from spec_harness.analysis.compare import EQUAL, RATES, SPEED, Difference, changed_settings
 from spec_harness.analysis.load import Run
-from spec_harness.evaluation.tables import Block, Line
+from spec_harness.evaluation.block import Block, Line
 
 _NAMES = {name: name.replace("_", " ") for name in (*RATES, SPEED)}
 _SHARES = {"coverage", "acceptance_rate"}

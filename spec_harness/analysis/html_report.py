@@ -17,8 +17,9 @@ from spec_harness.analysis.points import points
 from spec_harness.analysis.style import NO_METADATA, styled
 from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
 from spec_harness.analysis.verdict import Verdict, verdict
+from spec_harness.evaluation.block import WORDS, Bar, Block, Line
 from spec_harness.evaluation.results import RunResults, replace_text
-from spec_harness.evaluation.tables import WORDS, Bar, Block, Line, blocks, headline
+from spec_harness.evaluation.tables import blocks, headline
 from spec_harness.evaluation.token_view import legend_html, tokens_html
 
 WORST = 5  # generations shown in full

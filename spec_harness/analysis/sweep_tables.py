@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from spec_harness.analysis.comparable import unlike
 from spec_harness.analysis.jobs import Job, varying
+from spec_harness.evaluation.block import Block, Line, Tone
+from spec_harness.evaluation.formats import number, percent, rate, together
 from spec_harness.evaluation.results import RunResults
-from spec_harness.evaluation.tables import Block, Line, Tone, number, percent, rate, together
 
 _LENGTH = "proposal.max_proposal_len"
 _SHOWN = 4  # keys that tell runs apart

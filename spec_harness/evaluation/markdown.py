@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from spec_harness.evaluation.block import WORDS, Bar, Block, Line
 from spec_harness.evaluation.results import RunResults, replace_text
-from spec_harness.evaluation.tables import WORDS, Bar, Block, Line, blocks, headline
+from spec_harness.evaluation.tables import blocks, headline
 
 BAR_WIDTH = 16  # characters of a full bar
 

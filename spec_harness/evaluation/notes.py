@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spec_harness.evaluation.formats import percent
 from spec_harness.evaluation.intervals import MIN_REQUESTS
 from spec_harness.evaluation.results import RunResults
 from spec_harness.evaluation.round_cost import SCORING, in_words, predicted_off, round_cost
-from spec_harness.evaluation.tables import SKIPPED, percent
+from spec_harness.evaluation.tables import SKIPPED
 from spec_harness.spec_decode.records import RequestRecord
 
 LOW_COVERAGE = 0.5

@@ -12,8 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from spec_harness.evaluation.block import MEANING, WORDS, Bar, Block, Line
 from spec_harness.evaluation.results import RunResults
-from spec_harness.evaluation.tables import MEANING, WORDS, Bar, Block, Line, blocks, headline
+from spec_harness.evaluation.tables import blocks, headline
 
 WIDTH = 100  # columns
 BAR_WIDTH = 16  # columns of a full bar

@@ -4,47 +4,16 @@ Reads a checked ``RunResults`` only, so that it says nothing that results.json d
 tables in the terminal, ``markdown.py`` writes them to report.md.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-
+from spec_harness.evaluation.block import MEANING, Bar, Block, Line
+from spec_harness.evaluation.formats import latency, number, percent, rate, short, together, tokens
 from spec_harness.evaluation.results import (
     Estimate,
     IntegrityResults,
-    Latency,
     ProposalResults,
     RunResults,
     TimeShare,
     TimingResults,
 )
-
-Tone = Literal["", "good", "caution", "alarm"]
-MEANING = "what it is"  # the column that explains
-WORDS = {MEANING, "settings", "why", "verdict"}  # columns of words; those without a name are too
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A cell that shows a share, 0 to 1, as the length of a bar."""
-
-    share: float
-
-
-@dataclass(frozen=True)
-class Line:
-    text: str
-    tone: Tone = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A table. Its first column is headed by the title; columns of figures are right-aligned."""
-
-    title: str
-    columns: Sequence[str]  # of the columns behind the first
-    rows: Sequence[Sequence[str | Bar | Line]]
-    hint: str = ""  # below the table
-    beside: bool = False  # there is room for it beside the table before
 
 
 def headline(results: RunResults) -> list[Line]:
@@ -199,9 +168,9 @@ def _timing(timing: TimingResults, *, drafted: bool) -> Block:
     if timing.draft_cost_ratio is not None:
         rows.append(("draft cost ratio", f"{timing.draft_cost_ratio:.3f}", "", "draft step / target forward"))
     if timing.time_to_first_token is not None:
-        rows.append(("first token after", _latency(timing.time_to_first_token), "", "median (and 95th percentile)"))
+        rows.append(("first token after", latency(timing.time_to_first_token), "", "median (and 95th percentile)"))
     if timing.time_per_output_token is not None:
-        rows.append(("each further token", _latency(timing.time_per_output_token), "", "median (and 95th percentile)"))
+        rows.append(("each further token", latency(timing.time_per_output_token), "", "median (and 95th percentile)"))
     return Block(title="Time", columns=("value", "95 % interval", MEANING), rows=rows)
 
 
@@ -227,41 +196,6 @@ def _trust(integrity: IntegrityResults) -> Block:
         ("integrity checks", Line(f"{outcome} (level {integrity.level})", "alarm" if failed else "")),
     ]
     for check in failed:
-        figures = f"{_figure(check.figure)}, tolerance {_figure(check.tolerance)}"
+        figures = f"{short(check.figure)}, tolerance {short(check.tolerance)}"
         rows.append(("", Line(f"failed: {check.name}: {figures}", "alarm")))
     return Block(title="Trust", columns=("",), rows=rows)
-
-
-def tokens(count: int) -> str:
-    return f"{count:,} token" + ("" if count == 1 else "s")
-
-
-def percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.1f} %"
-
-
-def rate(estimate: Estimate) -> tuple[str, str]:
-    """A share and its interval."""
-    low_high = estimate.ci95
-    interval = "" if low_high is None else f"{100 * low_high[0]:.1f} to {100 * low_high[1]:.1f}"
-    return percent(estimate.value), interval
-
-
-def number(estimate: Estimate, *, digits: int = 2, unit: str = "") -> tuple[str, str]:
-    """A number and its interval."""
-    if estimate.value is None:
-        return "n/a", ""
-    interval = "" if estimate.ci95 is None else "{:,.{d}f} to {:,.{d}f}".format(*estimate.ci95, d=digits)
-    return f"{estimate.value:,.{digits}f}{unit}", interval
-
-
-def together(value: str, interval: str) -> str:
-    return f"{value} ({interval})" if interval else value
-
-
-def _latency(times: Latency) -> str:
-    return f"{1000 * times.p50:,.1f} ms (p95 {1000 * times.p95:,.1f})"
-
-
-def _figure(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3g}"

@@ -1,0 +1,38 @@
+"""How figures are written for people: shares in percent, the interval beside its value, n/a where nothing is known."""
+
+from spec_harness.evaluation.results import Estimate, Latency
+
+
+def tokens(count: int) -> str:
+    return f"{count:,} token" + ("" if count == 1 else "s")
+
+
+def percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.1f} %"
+
+
+def rate(estimate: Estimate) -> tuple[str, str]:
+    """A share and its interval."""
+    low_high = estimate.ci95
+    interval = "" if low_high is None else f"{100 * low_high[0]:.1f} to {100 * low_high[1]:.1f}"
+    return percent(estimate.value), interval
+
+
+def number(estimate: Estimate, *, digits: int = 2, unit: str = "") -> tuple[str, str]:
+    """A number and its interval."""
+    if estimate.value is None:
+        return "n/a", ""
+    interval = "" if estimate.ci95 is None else "{:,.{d}f} to {:,.{d}f}".format(*estimate.ci95, d=digits)
+    return f"{estimate.value:,.{digits}f}{unit}", interval
+
+
+def together(value: str, interval: str) -> str:
+    return f"{value} ({interval})" if interval else value
+
+
+def latency(times: Latency) -> str:
+    return f"{1000 * times.p50:,.1f} ms (p95 {1000 * times.p95:,.1f})"
+
+
+def short(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3g}"
