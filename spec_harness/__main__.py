@@ -30,7 +30,7 @@ from spec_harness.compose import (
     to_config,
 )
 from spec_harness.config import register_schema
-from spec_harness.errors import UserError
+from spec_harness.errors import UserError, tolerate_encodings
 from spec_harness.run_directory import (
     Footprint,
     announce,
@@ -41,6 +41,7 @@ from spec_harness.run_directory import (
     record_failure,
     run_error,
     run_state,
+    unfinished_jobs,
 )
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    tolerate_encodings()
     if "--version" in arguments:
         print(f"spec-harness {__version__}")
         return 0
@@ -104,25 +106,33 @@ def _was_interrupted(run_dir: Path) -> bool:
 
 def _sweep(request: Request, plan: Plan) -> int:
     earlier = job_stamps(plan.output_dir)
-    code = _start_hydra(_run_sweep_job, _with_output_dir(request, plan))
-    _summarize(plan.output_dir)
+    try:
+        code = _start_hydra(_run_sweep_job, _with_output_dir(request, plan))
+    except KeyboardInterrupt:
+        code = 1
+        for directory in unfinished_jobs(plan.output_dir, earlier):
+            record_failure(directory, KeyboardInterrupt("interrupted"))
+    _summarize(plan.output_dir, shown=plan.verbose)
     failures = failed_jobs(plan.output_dir, earlier)
     for line in failures:
         print(f"error: {line}", file=sys.stderr)
     return 1 if failures else code
 
 
-def _summarize(sweep_dir: Path) -> None:
+def _summarize(sweep_dir: Path, *, shown: bool) -> None:
     """All jobs of the directory in one table. It tells nothing that the jobs' own files do not, so that its failure is
     none of the sweep's."""
+    from spec_harness.analysis.show import show_sweep
     from spec_harness.analysis.sweep_summary import MARKDOWN, write_sweep_summary
 
     try:
         write_sweep_summary(sweep_dir)
+        if shown:
+            show_sweep(sweep_dir)
     except Exception as error:
         log.warning("no summary of the sweep: %s", error)
     else:
-        print(f"All jobs: {sweep_dir / MARKDOWN}")
+        print(f"All jobs: {sweep_dir / MARKDOWN}\nWith figures, to mail: spec-report html {sweep_dir}")
 
 
 def _run_job(cfg: DictConfig) -> None:

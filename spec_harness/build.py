@@ -12,7 +12,7 @@ from spec_harness.errors import UserError
 from spec_harness.evaluation.conversations import Conversations
 from spec_harness.evaluation.data import PromptDataModule, PromptEncoder
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
-from spec_harness.evaluation.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, select_rows
+from spec_harness.evaluation.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, rows_sha256, select_rows
 from spec_harness.evaluation.report import BASELINE, SPECULATIVE
 from spec_harness.models import load_draft, load_model, load_tokenizer
 from spec_harness.settings import engine_settings
@@ -38,11 +38,13 @@ class Evaluation:
     passes: list[Pass]
     data: PromptDataModule
     notes: list[str]
+    prompts_sha256: str
 
     @property
     def num_sequences(self) -> int:
-        """Sequences asked for; later turns come on top."""
-        return sum(request.num_samples for request in self.requests)
+        """Sequences asked for, later turns included; a conversation may end before its last turn."""
+        later = sum(len(row.turns) - 1 for row in self.conversations.rows.values() if row.turns)
+        return sum(request.num_samples for request in self.requests) + later
 
     def module(
         self,
@@ -103,6 +105,7 @@ def build(config: EvalConfig) -> Evaluation:
         passes=passes,
         data=PromptDataModule(requests, max_num_seqs=config.max_num_seqs, num_passes=len(passes)),
         notes=ignored_penalties(model),
+        prompts_sha256=rows_sha256(rows),
     )
 
 

@@ -63,6 +63,7 @@ class Plan:
 
     is_sweep: bool
     output_dir: Path  # of the run or of the sweep, not created yet
+    verbose: bool
 
     @property
     def output_key(self) -> str:
@@ -117,7 +118,8 @@ def make_plan(request: Request) -> Plan:
         is_sweep = request.multirun or base.hydra.mode == RunMode.MULTIRUN
         if request.runs:
             _check_runs(request, overrides, base, is_sweep=is_sweep)
-        return Plan(is_sweep=is_sweep, output_dir=_output_dir(base, is_sweep=is_sweep))
+        output_dir = _output_dir(base, is_sweep=is_sweep)
+        return Plan(is_sweep=is_sweep, output_dir=output_dir, verbose=base.get("verbose") is not False)
 
 
 def to_config(cfg: DictConfig, overrides: Sequence[str] = ()) -> EvalConfig:

@@ -66,7 +66,7 @@ def run(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> RunResults:
         finish(loggers, exit_code=exit_code)
     status.done()
     if config.verbose:
-        print_summary(results, run_dir)
+        print_summary(results, run_dir, brief=sweep is not None)
     return results
 
 
@@ -168,6 +168,7 @@ def _results(
             else model_identity(draft, name=model_name(config.draft), revision=config.draft.revision),
             device=target.model.device,
             seeds={"seed": config.seed, "sampling.seed": config.sampling.seed},
+            prompts_sha256=evaluation.prompts_sha256,
             started_at=started,
             duration_s=duration_s,
         ),

@@ -106,6 +106,13 @@ def job_stamps(sweep_dir: Path) -> dict[Path, int]:
     return stamps
 
 
+def unfinished_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[Path]:
+    """The jobs begun since ``earlier`` that have not said how they ended."""
+    stamps = job_stamps(sweep_dir)
+    begun = [directory for directory, stamp in stamps.items() if earlier.get(directory) != stamp]
+    return [directory for directory in begun if _read_status(directory).get("state") in (None, "running")]
+
+
 def failed_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[str]:
     """One line for each job that did not end well, whatever process it ran in; ``earlier`` as of ``job_stamps``."""
     begun = [directory for directory, stamp in job_stamps(sweep_dir).items() if earlier.get(directory) != stamp]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from spec_harness import __version__
-from spec_harness.errors import UserError
+from spec_harness.errors import UserError, tolerate_encodings
 
 
 class _Parser(argparse.ArgumentParser):
@@ -22,6 +22,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
+    tolerate_encodings()
     try:
         arguments = _parser().parse_args(argv)
         if arguments.command == "show":
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _html(arguments.directory)
         else:
             _compare(arguments.directory_a, arguments.directory_b)
-    except UserError as error:
+    except (UserError, OSError) as error:  # what cannot be written, or read, is named by the error itself
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exception(error)
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -75,30 +76,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(directory: Path) -> None:
-    from spec_harness.analysis.jobs import is_run, read_run
-    from spec_harness.evaluation.summary import print_summary
+    from spec_harness.analysis.show import show
 
-    if is_run(directory):
-        print_summary(read_run(directory), directory)
-    else:
-        _show_sweep(directory)
-
-
-def _show_sweep(directory: Path) -> None:
-    """pandas is imported here: the table of a run does without."""
-    from spec_harness.analysis.jobs import find_jobs
-    from spec_harness.analysis.load import load_sweep
-    from spec_harness.analysis.points import points
-    from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
-    from spec_harness.analysis.verdict import verdict
-    from spec_harness.evaluation.summary import plain_console, print_blocks, print_headline, print_notes
-
-    jobs, console = find_jobs(directory), plain_console()
-    print_headline(console, sweep_headline(jobs, name=str(directory)))
-    print_blocks(console, sweep_blocks(jobs))
-    answer = verdict(points(load_sweep(directory).runs))
-    if answer is not None:
-        print_notes(console, answer.reasons, title=answer.headline)
+    show(directory)
 
 
 def _plot(directory: Path) -> None:

@@ -26,9 +26,11 @@ def task(results: RunResults) -> dict[str, Any]:
 
 def unlike(runs: Sequence[RunResults]) -> list[str]:
     """The keys that forbid ranking the runs: of their tasks, of the prompts asked for, and of the machine."""
+    hashed = all(one.provenance.prompts_sha256 for one in runs)
     asked = [
         task(one)
-        | {f"data.{key}": value for key, value in section(one, "data").items()}
+        | ({"prompts": one.provenance.prompts_sha256} if hashed else {})
+        | {f"data.{key}": x for key, x in section(one, "data").items() if not hashed or key == "chat_template"}
         | {"requests": one.proposal.num_requests}
         | {"device": one.provenance.device, "threads": one.provenance.threads}
         for one in runs

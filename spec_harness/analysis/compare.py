@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from spec_harness.analysis.comparable import flatten, task
 from spec_harness.analysis.load import Run
+from spec_harness.analysis.yardstick import FLOOR, yardstick
 from spec_harness.errors import UserError
 from spec_harness.evaluation.counts import ProposalCounts
 from spec_harness.evaluation.intervals import Bootstrap, Floats, Interval
@@ -29,6 +31,7 @@ class Difference:
     change: float | None
     ci95: Interval | None  # of the change, from requests resampled in pairs
     is_ratio: bool = False
+    noise: float = 1.0  # factor up to which a ratio may be the machine's
 
     @property
     def verdict(self) -> str:
@@ -41,7 +44,9 @@ class Difference:
         low, high = self.ci95
         if low == high == nothing:
             return EQUAL
-        return "B higher" if low > nothing else "A higher" if high < nothing else "within noise"
+        if self.is_ratio:
+            return "B higher" if low > self.noise else "A higher" if high * self.noise < 1 else "within noise"
+        return "B higher" if low > 0 else "A higher" if high < 0 else "within noise"
 
 
 def compare(a: Run, b: Run) -> list[Difference]:
@@ -68,7 +73,10 @@ def compare(a: Run, b: Run) -> list[Difference]:
         if change is None
         else draws.interval(change * _relative_speed(draws, theirs) / _relative_speed(draws, ours))
     )
-    return [*found, Difference(name=SPEED, a=before, b=after, change=change, ci95=ci95, is_ratio=True)]
+    stick = yardstick([a.results, b.results])
+    uncertain = same_work(a.results, b.results) or machine(a.results) != machine(b.results)
+    noise = inf if uncertain else FLOOR if stick is None else stick.noise
+    return [*found, Difference(name=SPEED, a=before, b=after, change=change, ci95=ci95, is_ratio=True, noise=noise)]
 
 
 def changed_settings(a: RunResults, b: RunResults) -> dict[str, tuple[Any, Any]]:
@@ -76,6 +84,16 @@ def changed_settings(a: RunResults, b: RunResults) -> dict[str, tuple[Any, Any]]
     ours, theirs = flatten(a.config), flatten(b.config)
     keys = [key for key in ours | theirs if not key.startswith(("logger.", "verbose"))]
     return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
+
+
+def machine(results: RunResults) -> tuple[str, int]:
+    return results.provenance.device, results.provenance.threads
+
+
+def same_work(a: RunResults, b: RunResults) -> bool:
+    """Settings, code and machine agree: speeds differ by what else the machine did."""
+    same_code = a.provenance.versions == b.provenance.versions and a.provenance.git_commit == b.provenance.git_commit
+    return same_code and machine(a) == machine(b) and not changed_settings(a, b)
 
 
 def speed(results: RunResults) -> Estimate:
@@ -143,6 +161,8 @@ def _obstacles(a: Run, b: Run) -> Iterator[str]:
         yield f"prompts: {len(first)} requests against {len(second)}, {alone[0]!r} is in one run only"
     elif changed:
         yield f"prompts: {len(changed)} of {len(first)} differ, the first is {changed[0]!r}"
+    elif len({run.results.provenance.prompts_sha256 for run in (a, b)} - {None}) > 1:
+        yield "prompts: they begin alike, but later turns or the limits of single rows differ"
 
 
 def _prompts(run: Run) -> dict[str, list[int]]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from spec_harness.analysis.compare import EQUAL, RATES, SPEED, Difference, changed_settings
+from spec_harness.analysis.compare import EQUAL, RATES, SPEED, Difference, changed_settings, machine, same_work
 from spec_harness.analysis.load import Run
+from spec_harness.analysis.yardstick import yardstick
 from spec_harness.evaluation.block import Block, Line
 
 _NAMES = {name: name.replace("_", " ") for name in (*RATES, SPEED)}
@@ -16,10 +17,12 @@ def compare_headline(a: Run, b: Run, differences: Sequence[Difference]) -> list[
     by_name = {difference.name: difference for difference in differences}
     requests = a.results.proposal.num_requests
     return [
-        Line(f"{requests:,} requests, A = {a.directory}, B = {b.directory}"),
+        Line(f"{requests:,} requests in two runs"),
+        Line(f"A = {a.directory}"),
+        Line(f"B = {b.directory}"),
         _acceptance(by_name["acceptance_rate"]),
         _tokens(by_name["tokens_per_target_pass"]),
-        _speed(by_name[SPEED], _speedups(a, b)),
+        _speed(by_name[SPEED], a, b),
         *(line for name, run in (("A", a), ("B", b)) for line in _distrust(name, run)),
     ]
 
@@ -56,12 +59,9 @@ def compare_notes(a: Run, b: Run) -> list[str]:
             "Longer proposals have a lower acceptance rate by themselves: later tokens are harder to guess. Tokens per "
             "target pass say more here."
         )
-    ours, theirs = a.results.provenance, b.results.provenance
-    if (ours.device, ours.threads) != (theirs.device, theirs.threads):
-        notes.append(
-            f"Measured on different machines ({ours.device}, {ours.threads} threads; {theirs.device}, {theirs.threads} "
-            "threads): their speeds do not compare."
-        )
+    if machine(a.results) != machine(b.results):
+        (ours, first), (theirs, second) = machine(a.results), machine(b.results)
+        notes.append(f"Measured on different machines: {ours} ({first} threads) and {theirs} ({second} threads).")
     notes.append(
         "The interval of tokens per second covers the choice of prompts, not what the machine did between the two "
         "runs: repeat both to see that."
@@ -79,18 +79,24 @@ def _tokens(d: Difference) -> Line:
     return _answer("Tokens", d, better, "B - A is", unknown="a run had no round")
 
 
-def _speed(d: Difference, speedups: str) -> Line:
+def _speed(d: Difference, a: Run, b: Run) -> Line:
+    """The interval covers the prompts; what the machine did between the runs shows in plain decoding, if anywhere."""
+    if machine(a.results) != machine(b.results):
+        return Line("Speed: not compared, the runs were measured on different machines.", "caution")
+    if d.change is not None and same_work(a.results, b.results):
+        return Line(
+            f"Speed: the runs have the same settings, B / A is {_change(d, d.change)} by the machine.", "caution"
+        )
     line = _answer("Speed", d, "{winner} was faster", "B / A is", unknown="a run measured none")
-    # Runs at different times: the interval covers the prompts, not what else the machine did.
-    return Line(f"{line.text} The machine's own noise is not in it{speedups}.", line.tone)
-
-
-def _speedups(a: Run, b: Run) -> str:
-    """Each over plain decoding in its own run, so that a machine that is slower today does not count."""
-    ours, theirs = (run.results.timing.speedup.value if run.results.timing else None for run in (a, b))
-    if ours is None or theirs is None:
-        return ""
-    return f": over plain decoding, each in its own run, A has {ours:.2f}x, B {theirs:.2f}x"
+    stick = yardstick([a.results, b.results])
+    if stick is None:
+        return Line(f"{line.text} Below {d.noise - 1:.0%} no difference in speed is called clear.", line.tone)
+    first, second = stick.speeds
+    text = (
+        f"{line.text} Plain decoding, the same work in both runs, ran at {first:,.0f} and {second:,.0f} tokens/s: up "
+        f"to {d.noise - 1:.0%} may be the machine's."
+    )
+    return Line(text, line.tone)
 
 
 def _answer(what: str, d: Difference, better: str, change: str, *, unknown: str) -> Line:

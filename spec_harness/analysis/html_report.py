@@ -1,6 +1,5 @@
 """report.html: one file per run or sweep that needs nothing else, to be mailed or kept. No script, no link, no font."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from spec_harness.analysis.jobs import find_jobs, is_run
 from spec_harness.analysis.load import Run, Sweep, load_run, load_sweep
 from spec_harness.analysis.plots import run_figures, sweep_figures
-from spec_harness.analysis.plots.token_plot import TOKEN_TEXTS, by_acceptance, generation_tokens
+from spec_harness.analysis.plots.token_plot import by_acceptance, generation_tokens
 from spec_harness.analysis.points import points
 from spec_harness.analysis.style import NO_METADATA, styled
 from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
@@ -154,10 +153,9 @@ def _cell(cell: str | Bar | Line) -> str:
 
 def _generations(run: Run) -> Iterator[str]:
     """The outputs in which the draft was least often right, token by token."""
-    path, worst = run.directory / TOKEN_TEXTS, by_acceptance(run)[:WORST]
-    if not worst or not path.is_file():
+    texts, worst = run.token_texts(), by_acceptance(run)[:WORST]
+    if not worst or texts is None:
         return
-    texts = {int(token): text for token, text in json.loads(path.read_text(encoding="utf-8")).items()}
     yield f"<h2>Where the draft was least often right</h2>{legend_html()}"
     for row in worst:
         generation, kinds = generation_tokens(run, row["request_id"], row["turn"], row["sample"])

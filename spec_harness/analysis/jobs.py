@@ -25,11 +25,6 @@ class Job:
     error: str | None  # why it failed, or why its results cannot be read
     results: RunResults | None  # null unless it is done
 
-    @property
-    def speedup(self) -> float | None:
-        timing = None if self.results is None else self.results.timing
-        return None if timing is None else timing.speedup.value
-
 
 def is_run(directory: Path) -> bool:
     return os.path.isfile(directory / RESULTS) or os.path.isfile(directory / STATUS)
@@ -60,11 +55,13 @@ def find_jobs(directory: Path) -> list[Job]:
 def _read_job(folder: Path, below: Path) -> Job:
     status = _read_status(folder)
     state, error, results = str(status.get("state", "unknown")), status.get("error"), None
-    if state != "failed" and (folder / RESULTS).is_file():
+    if state not in ("failed", "running") and (folder / RESULTS).is_file():
         try:
             results = read_results(folder / RESULTS)
         except UserError as refused:
             error = str(refused)
+        if results is not None and results.status == "failed":
+            state, error, results = "failed", "outputs differ from plain decoding", None
     elif state != "failed":
         error = _ending(status)
     return Job(
@@ -82,9 +79,13 @@ def read_overrides(folder: Path) -> dict[str, str]:
     path = folder / OVERRIDES
     if not path.is_file():
         return {}
-    from omegaconf import OmegaConf
+    from omegaconf import ListConfig, OmegaConf
 
-    pairs = (str(text).lstrip("+~").partition("=") for text in OmegaConf.load(path))
+    try:
+        texts = OmegaConf.load(path)
+    except Exception:  # a damaged file, in one of many ways: only labels are lost
+        return {}
+    pairs = (str(text).lstrip("+~").partition("=") for text in (texts if isinstance(texts, ListConfig) else []))
     return {key: value.strip("'\"") for key, _, value in pairs}
 
 

@@ -1,7 +1,7 @@
 """Reading the files of finished runs into frames. No torch, no Lightning: a notebook on a laptop is enough."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from spec_harness.analysis.jobs import Job, find_jobs, read_run
 from spec_harness.errors import UserError
 from spec_harness.evaluation.results import Estimate, RunResults, read_results
+from spec_harness.evaluation.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,22 @@ class Run:
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One row a sequence."""
-        return _frame(self.directory / "requests.parquet")
+        return _frame(self.directory / "requests.parquet", REQUESTS_SCHEMA.names)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """One row a sequence and round."""
-        return _frame(self.directory / "rounds.parquet")
+        return _frame(self.directory / "rounds.parquet", ROUNDS_SCHEMA.names)
+
+    def token_texts(self) -> dict[int, str] | None:
+        """What each token id of the outputs says; ``None`` for runs that did not keep that."""
+        path = self.directory / "token_texts.json"
+        if not path.is_file():
+            return None
+        try:
+            return {int(token): str(text) for token, text in json.loads(path.read_text(encoding="utf-8")).items()}
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from error
 
     def generations(self) -> list[dict[str, Any]]:
         """The rows of generations.jsonl: prompts and outputs, as text and as token ids."""
@@ -119,8 +130,12 @@ def _figures(results: RunResults | None) -> dict[str, Any]:
     return row
 
 
-def _frame(path: Path) -> pd.DataFrame:
+def _frame(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     try:
-        return pd.read_parquet(path)
+        frame = pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
+    missing = [column for column in columns if column not in frame]
+    if missing:
+        raise UserError(f"{path}: the column {missing[0]} is missing: a file of another kind or version")
+    return frame

@@ -50,6 +50,7 @@ _SETTINGS: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5.5,
     "errorbar.capsize": 3,
+    "text.parse_math": False,  # names and paths are no formulas
     "savefig.facecolor": "white",
     "svg.fonttype": "path",  # text does not depend on the reader's fonts
     "svg.hashsalt": "spec_harness",  # the same figure gives the same file

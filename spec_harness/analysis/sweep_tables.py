@@ -7,66 +7,134 @@ from collections.abc import Sequence
 
 from spec_harness.analysis.comparable import unlike
 from spec_harness.analysis.jobs import Job, varying
-from spec_harness.evaluation.block import Block, Line, Tone
+from spec_harness.analysis.yardstick import Yardstick, doubtful, speedup_over, yardstick
+from spec_harness.evaluation.block import Block, Line
 from spec_harness.evaluation.formats import number, percent, rate, together
 from spec_harness.evaluation.results import RunResults
+from spec_harness.evaluation.round_cost import decoding_speedup, round_cost
+from spec_harness.evaluation.tables import conditions
 
 _LENGTH = "proposal.max_proposal_len"
 _SHOWN = 4  # keys that tell runs apart
+_DOUBTFUL = "?"
 
 
 def sweep_headline(jobs: Sequence[Job], *, name: str) -> list[Line]:
-    """How many jobs, and the best of them."""
-    done, total = ranked(jobs), len(jobs)
+    """How many jobs, on what, and whether they can be ranked at all."""
+    done, total = _done(jobs), len(jobs)
     lines = [Line(f"{name}: {total} job{'' if total == 1 else 's'}, {len(done)} with results")]
-    obstacles = unlike([job.results for job in done if job.results is not None])
-    best = done[0].results if done and not obstacles else None
-    speedup = best.timing.speedup if best is not None and best.timing is not None else None
-    if speedup is not None and speedup.value is not None:
-        settings = _settings(done[0], varying([job.overrides for job in jobs]))
-        which = f"job {done[0].name}" + (f" ({settings})" if settings else "")
-        interval = "" if speedup.ci95 is None else " ({:.2f} to {:.2f})".format(*speedup.ci95)
-        clear = speedup.ci95 is None or speedup.ci95[0] > 1
-        tone: Tone = "good" if speedup.value > 1 and clear else "caution"
-        lines.append(Line(f"Fastest: {which}, {speedup.value:.2f}x plain decoding{interval}.", tone))
+    obstacles = unlike([results for _, results in done])
     if obstacles:
         shown = ", ".join(obstacles[:_SHOWN]) + ", ..." * (len(obstacles) > _SHOWN)
         lines.append(Line(f"Not ranked: these runs answer different questions, they differ in {shown}.", "caution"))
+    elif done:
+        swept = {key.split(".")[0] for key in varying([job.overrides for job in jobs])}
+        lines.append(Line(conditions(done[0][1], leave_out=swept)))
     if len(done) < total:
         lines.append(Line(f"{total - len(done)} without results, see below.", "alarm"))
     return lines
 
 
 def sweep_blocks(jobs: Sequence[Job]) -> list[Block]:
-    """One row per job. Without any speed-up, jobs are ranked by their tokens per second."""
+    """One row per job; what the rounds cost; and the jobs without results."""
     keys = varying([job.overrides for job in jobs])
-    done = ranked(jobs)
-    compared = any(job.speedup is not None for job in done)
-    columns = ("settings", "speed-up" if compared else "tokens/s", "acceptance rate", "coverage", "per pass")
-    rows = [
-        (job.name, _settings(job, keys), *_figures(job.results, compared=compared))
-        for job in done
-        if job.results is not None
-    ]
-    parts = ["k: max_proposal_len"] * (_LENGTH in keys)
-    parts += ["speed-up: over plain decoding in the same run" if compared else "tokens/s: of the speculative run"]
-    hint = "; ".join([*parts, "in brackets: 95 % intervals", "per pass: tokens a pass of the target"])
-    blocks = [Block(title="Job", columns=columns, rows=rows, hint=hint)] if rows else []
+    done = _done(jobs)
+    stick = yardstick([results for _, results in done])
+    blocks = [_figures(_ranked(done, stick), keys, stick)] if done else []
+    blocks += [_costs(done, keys, stick)] if any(round_cost(results) for _, results in done) else []
     failed = [(job.name, _settings(job, keys), job.state, job.error or "") for job in jobs if job.results is None]
     return blocks + ([Block(title="No results", columns=("settings", "", "why"), rows=failed)] if failed else [])
 
 
-def ranked(jobs: Sequence[Job]) -> list[Job]:
-    """Jobs with results: best speed-up first, then those without one by their speed. Unlike ones stay as they are."""
-    done = [job for job in jobs if job.results is not None]
-    if unlike([job.results for job in done if job.results is not None]):
-        return done
-    return sorted(done, key=lambda job: (-(job.speedup or 0.0), -(_tokens_per_second(job.results) or 0.0)))
+def _done(jobs: Sequence[Job]) -> list[tuple[Job, RunResults]]:
+    return [(job, job.results) for job in jobs if job.results is not None]
 
 
-def _tokens_per_second(results: RunResults | None) -> float | None:
-    timing = None if results is None else results.timing
-    return None if timing is None else timing.speculative_tokens_per_second.value
+def _ranked(done: Sequence[tuple[Job, RunResults]], stick: Yardstick | None) -> list[tuple[Job, RunResults]]:
+    """Best speed-up first, then those without one by their speed. Unlike ones stay as they are."""
+    if unlike([results for _, results in done]):
+        return list(done)
+
+    def merit(item: tuple[Job, RunResults]) -> tuple[float, float]:
+        return -(speedup_over(stick, item[1]).value or 0.0), -(_tokens_per_second(item[1]) or 0.0)
+
+    return sorted(done, key=merit)
+
+
+def _tokens_per_second(results: RunResults) -> float | None:
+    return None if results.timing is None else results.timing.speculative_tokens_per_second.value
+
+
+def _figures(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], stick: Yardstick | None) -> Block:
+    """Columns that say the same of all jobs go below the table."""
+    columns: dict[str, list[str]] = {"settings": [_settings(job, keys) for job, _ in done]}
+    speedups = [speedup_over(stick, results) for _, results in done]
+    if any(speedup.value is not None for speedup in speedups):
+        cells = [together(*number(speedup, unit="x")) for speedup in speedups]
+        marks = [_DOUBTFUL * doubt for doubt in doubtful([results for _, results in done], stick)]
+        columns["speed-up"] = [cell + mark for cell, mark in zip(cells, marks, strict=True)]
+    columns["tokens/s"] = [
+        number(results.timing.speculative_tokens_per_second, digits=0)[0] if results.timing else "n/a"
+        for _, results in done
+    ]
+    columns["acceptance rate"] = [together(*rate(results.proposal.acceptance_rate)) for _, results in done]
+    columns["coverage"] = [percent(results.proposal.coverage.value) for _, results in done]
+    columns["per pass"] = [number(results.proposal.tokens_per_target_pass)[0] for _, results in done]
+    rooms = [results.kv.num_blocks * results.kv.block_size if results.kv else 0 for _, results in done]
+    if any(key.startswith("kv_cache.") for key in keys):
+        columns["room"] = [f"{room:,} tokens" for room in rooms]
+    if any(results.kv is not None and results.kv.preemptions for _, results in done):
+        columns["preempted"] = [f"{results.kv.preemptions or 0:,}" if results.kv else "n/a" for _, results in done]
+    same = [name for name, cells in columns.items() if name != "settings" and len(done) > 1 and len(set(cells)) == 1]
+    shared = [f"{name} {columns.pop(name)[0]}" for name in same]
+    hint = _hint(columns, shared, lengths=_LENGTH in keys, stick=stick)
+    rows = list(zip([job.name for job, _ in done], *columns.values(), strict=True))
+    return Block(title="Job", columns=tuple(columns), rows=rows, hint=hint)
+
+
+def _hint(columns: dict[str, list[str]], shared: Sequence[str], *, lengths: bool, stick: Yardstick | None) -> str:
+    """What the columns mean that are there."""
+    over = "plain decoding in the same run" if stick is None else "plain decoding's average over the jobs"
+    parts = [f"the same in all: {', '.join(shared)}"] if shared else []
+    parts += ["k: max_proposal_len"] if lengths else []
+    if "speed-up" in columns:
+        parts.append(f"speed-up: over {over}")
+        if any(cell.endswith(_DOUBTFUL) for cell in columns["speed-up"]):
+            parts.append("?: other than its acceptance and step times predict, so repeat it")
+    parts += ["in brackets: 95 % intervals"]
+    parts += ["per pass: tokens a pass of the target"] if "per pass" in columns else []
+    parts += ["preempted: times a sequence gave its blocks back"] if "preempted" in columns else []
+    return "; ".join(parts)
+
+
+def _costs(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], stick: Yardstick | None) -> Block:
+    """What a round yields and costs, and what that makes of decoding alone; in the order of the jobs."""
+    rows = []
+    for job, results in done:
+        speedup = speedup_over(stick, results).value
+        cost, decoding = round_cost(results, speedup), decoding_speedup(results, speedup)
+        if cost is None or decoding is None or results.timing is None:
+            continue
+        proposing, scoring, *rest = cost.values()
+        predicted = results.timing.predicted_speedup
+        rows.append(
+            (
+                _settings(job, keys) or job.name,
+                number(results.proposal.tokens_per_target_pass)[0],
+                f"{proposing:.2f}",
+                f"{scoring:.2f}",
+                f"{sum(rest):.2f}",
+                f"{sum(cost.values()):.2f}",
+                f"{decoding:.2f}x",
+                "n/a" if predicted is None else f"{predicted:.2f}x",
+            )
+        )
+    hint = (
+        "times in plain steps (plain decoding's time for a token); decoding: tokens / all, the speed-up without the "
+        "prefill that both pay; predicted: the same from acceptance and single step times"
+    )
+    columns = ("tokens", "proposing", "scoring", "rest", "all", "decoding", "predicted")
+    return Block(title="A round", columns=columns, rows=rows, hint=hint)
 
 
 def _settings(job: Job, keys: Sequence[str]) -> str:
@@ -76,17 +144,3 @@ def _settings(job: Job, keys: Sequence[str]) -> str:
 
 def _short(key: str) -> str:
     return "k" if key == _LENGTH else key.rpartition(".")[2]
-
-
-def _figures(results: RunResults, *, compared: bool) -> tuple[str, str, str, str]:
-    proposal, timing, speed = results.proposal, results.timing, "n/a"
-    if timing is not None and compared:
-        speed = together(*number(timing.speedup, unit="x"))
-    elif timing is not None:
-        speed = together(*number(timing.speculative_tokens_per_second, digits=1))
-    return (
-        speed,
-        together(*rate(proposal.acceptance_rate)),
-        percent(proposal.coverage.value),
-        number(proposal.tokens_per_target_pass)[0],
-    )

@@ -1,14 +1,27 @@
 """What a sweep recommends: this draft, this length, this speed-up, give or take; and why not another."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from spec_harness.analysis.comparable import unlike
+from spec_harness.analysis.comparable import section, unlike
 from spec_harness.analysis.compare import SPEED, compare
 from spec_harness.analysis.points import NOBODY, Point
+from spec_harness.analysis.yardstick import FLOOR, Yardstick, doubtful, speedup_over, yardstick
 from spec_harness.errors import UserError
 from spec_harness.evaluation.results import Estimate
-from spec_harness.evaluation.round_cost import in_words, predicted_off, round_cost
+from spec_harness.evaluation.round_cost import decoding_speedup, in_words, round_cost
+
+_NAMED = 4  # runs that are listed by name
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A run that proposed something, and its speed-up: over plain decoding of the whole sweep where that was the same
+    work in every run, else of its own run."""
+
+    point: Point
+    speedup: Estimate
+    doubtful: bool  # measured far from what its acceptance and step times predict: the machine was busy
 
 
 @dataclass(frozen=True)
@@ -18,132 +31,133 @@ class Verdict:
     reasons: list[str]  # whole sentences
 
 
+def rate_points(points: Sequence[Point]) -> list[Rated]:
+    """Those that proposed something, in their order."""
+    stick = yardstick([point.run.results for point in points])
+    proposing = [point for point in points if point.draft != NOBODY and point.k]
+    doubts = doubtful([point.run.results for point in proposing], stick)
+    return [Rated(p, speedup_over(stick, p.run.results), doubt) for p, doubt in zip(proposing, doubts, strict=True)]
+
+
 def verdict(points: Sequence[Point]) -> Verdict | None:
     """By measured speed-up, or by tokens per second where plain decoding was not run. ``None`` without any speed, and
     for runs that answer different questions.
 
-    The target as its own draft is a check of the harness and no candidate, unless there is no other.
+    The target as its own draft is a check of the harness and no candidate, unless there is no other; nor is a run that
+    its own prediction contradicts.
     """
     if unlike([point.run.results for point in points]):
         return None
-    drafting = [p for p in points if p.draft != NOBODY and p.k and _is_own_draft(p) == all(map(_is_own_draft, points))]
-    compared = [p for p in drafting if _speedup(p).value is not None]
-    ranked = sorted(compared or [p for p in drafting if _speed(p).value is not None], key=_gain, reverse=True)
-    if not ranked:
+    stick = yardstick([point.run.results for point in points])
+    rated = rate_points(points)
+    checks = [one for one in rated if _is_own_draft(one.point)]
+    drafting = [one for one in rated if one not in checks] or rated
+    checks = [one for one in checks if one not in drafting]
+    compared = [one for one in drafting if one.speedup.value is not None]
+    timed = compared or [one for one in drafting if _speed(one.point).value is not None]
+    suspects = [one for one in timed if one.doubtful]
+    settled = [one for one in timed if not one.doubtful] or timed
+    if not settled:
         return None
+    ranked = sorted(settled, key=_gain, reverse=True)
     best, others = ranked[0], ranked[1:]
-    left_out = [p.label for p in points if p.draft != NOBODY and p.k and p not in drafting]
-    checks = [f"No candidate, since the target as its own draft is a check: {'; '.join(left_out)}."] * bool(left_out)
-    what = ", ".join(
-        [f"draft {best.draft}", f"proposal length {best.k}", *(f"{k}={v}" for k, v in best.others.items())]
-    )
+    same_work = stick is not None or not compared
+    noise = FLOOR if stick is None else stick.noise
+    clearly: Callable[[Rated, Rated], bool] = (lambda a, b: _paired(a, b, noise)) if same_work else _apart
+    unclear = [other for other in others if not clearly(best, other)]
+    reasons = [*_certainty(best), *_noise(stick, compared=bool(compared)), *_balance(best)]
+    if others:
+        reasons.append(f"Clearly slower: {len(others) - len(unclear)} of the {len(others)} other runs.")
+    if suspects and suspects != timed:
+        reasons.append(
+            f"Left out, measured other than acceptance and step times predict, so repeat: {_labels(suspects)}."
+        )
+    if checks:
+        reasons.append(f"No candidate, since the target as its own draft is a check: {_labels(checks)}.")
+    return Verdict(best.point, _headline(best, unclear, compared=bool(compared), noise=noise), reasons)
+
+
+def _headline(best: Rated, unclear: Sequence[Rated], *, compared: bool, noise: float) -> str:
+    point = best.point
+    settings = [f"{key}={value}" for key, value in point.others.items()]
+    what = ", ".join([f"draft {point.draft}", f"proposal length {point.k}", *settings])
+    also = f" Not clearly slower here: {_labels(unclear)}." if unclear else ""
     if not compared:
-        headline = f"The fastest is {what}: {_with_interval(_speed(best), ' tokens/s', 0)}."
-        reasons = ["Plain decoding was not run as well (baseline=off): this does not say whether speculation pays."]
-        return Verdict(best, headline, reasons + _slower(best, others, _paired) + checks)
-    speed = f"{_with_interval(_speedup(best), 'x')} the speed of plain decoding"
-    if _gain(best) > 1:
-        sure = _certainty(_speedup(best)) == []
-        headline = f"{'Use' if sure else 'If at all, use'} {what}. Expect {speed}."
-    elif _certainty(_speedup(best)) == []:
-        headline = f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
-    else:
-        headline = f"None of these drafts is clearly faster here. The best, {what}, runs at {speed}."
-    why = [_balance(best), *_neighbors(best, others), *_slower(best, others, _apart), *_unsettled(ranked)]
-    return Verdict(best, headline, [*_certainty(_speedup(best)), *why, *checks])
+        return f"The fastest is {what}: {_with_interval(_speed(point), ' tokens/s', 0)}.{also}"
+    speed = f"{_with_interval(best.speedup, 'x')} the speed of plain decoding"
+    gain, sure = best.speedup.value or 0.0, not _certainty(best)
+    if gain > 1:
+        return f"{'Use' if sure and gain > noise else 'If at all, use'} {what}. Expect {speed}.{also}"
+    if sure and gain < 1 / noise:
+        return f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
+    return f"None of these drafts is clearly faster here. The best, {what}, runs at {speed}."
 
 
-def _certainty(speedup: Estimate) -> list[str]:
-    if speedup.ci95 is None:
+def _certainty(best: Rated) -> list[str]:
+    if best.speedup.value is None:
+        return ["Plain decoding was not run as well (baseline=off): this does not say whether speculation pays."]
+    if best.speedup.ci95 is None:
         return ["Too few requests for an interval: the figure may be far off."]
-    if speedup.ci95[0] <= 1 <= speedup.ci95[1]:
+    if best.speedup.ci95[0] <= 1 <= best.speedup.ci95[1]:
         return ["The interval contains 1: with other prompts of this kind it could be either; measure more prompts."]
     return []
 
 
-def _balance(best: Point) -> str:
-    """The yield of a round against its cost, each stage by itself."""
-    p, timing, cost = best.run.results.proposal, best.run.results.timing, round_cost(best.run.results)
-    gain = p.tokens_per_target_pass.value
-    text = (
-        f"Each pass of the target yields {gain:.2f} tokens instead of 1" if gain is not None else "It yields no tokens"
-    )
-    if p.acceptance_rate.value is not None:
-        text += f" ({p.acceptance_rate.value:.0%} of the draft's tokens are accepted)"
-    if cost is not None:
-        text += f", and a round takes the time of {sum(cost.values()):.2f} plain steps ({in_words(cost)})"
-    if timing is not None and timing.predicted_speedup is not None:
-        text += f". Acceptance and step times predict {timing.predicted_speedup:.2f}x"
-    return text + "."
+def _noise(stick: Yardstick | None, *, compared: bool) -> list[str]:
+    if stick is None:
+        return [
+            f"How much the machine's speed varied is not known: below {FLOOR - 1:.0%} no difference is called clear."
+        ]
+    return [
+        f"Plain decoding, the same work in {len(stick.speeds)} runs, ran at {min(stick.speeds):,.0f} to "
+        f"{max(stick.speeds):,.0f} tokens/s, on average {stick.speed:,.0f}: differences below {stick.noise - 1:.0%} "
+        "may be the machine's. Repeat the sweep to tell closer ones apart."
+    ]
 
 
-def _neighbors(best: Point, others: Sequence[Point]) -> list[str]:
-    """What one step to a shorter or longer proposal would change: the tokens of a round, and its cost."""
-    mine = [point for point in others if point.series == best.series]
-    shorter = max((point for point in mine if point.k < best.k), key=lambda point: point.k, default=None)
-    longer = min((point for point in mine if point.k > best.k), key=lambda point: point.k, default=None)
-    reasons = []
-    for other in filter(None, (shorter, longer)):
-        ours, theirs = _tokens_and_cost(best), _tokens_and_cost(other)
-        if ours is not None and theirs is not None:
-            tokens, steps = theirs[0] - ours[0], theirs[1] - ours[1]
-            text = f"{_more(tokens)} tokens and costs {_more(steps)} plain steps"
-            reasons.append(f"With proposals of {other.k} a round yields {text}.")
-    return reasons
+def _balance(best: Rated) -> list[str]:
+    """The yield of a round against its cost, stage by stage."""
+    results, speedup = best.point.run.results, best.speedup.value
+    gain, cost = results.proposal.tokens_per_target_pass.value, round_cost(results, speedup)
+    decoding, timing = decoding_speedup(results, speedup), results.timing
+    if gain is None or cost is None or decoding is None or timing is None:
+        return []
+    predicted = "" if timing.predicted_speedup is None else f" (predicted: {timing.predicted_speedup:.2f}x)"
+    return [
+        f"A round yields {gain:.2f} tokens for the time of {sum(cost.values()):.2f} plain steps ({in_words(cost)}): "
+        f"{decoding:.2f}x in decoding alone{predicted}. Prefill, which both pay, makes it {speedup:.2f}x."
+    ]
 
 
-def _tokens_and_cost(point: Point) -> tuple[float, float] | None:
-    tokens, cost = point.run.results.proposal.tokens_per_target_pass.value, round_cost(point.run.results)
-    return None if tokens is None or cost is None else (tokens, sum(cost.values()))
+def _apart(best: Rated, other: Rated) -> bool:
+    """Their speed-ups' intervals do not touch, each measured against plain decoding in its own run."""
+    ours, theirs = best.speedup.ci95, other.speedup.ci95
+    return ours is not None and theirs is not None and theirs[1] * FLOOR < ours[0]
 
 
-def _more(difference: float) -> str:
-    return f"{abs(difference):.2f} {'fewer' if difference < 0 else 'more'}"
-
-
-def _unsettled(ranked: Sequence[Point]) -> list[str]:
-    """The intervals do not show that the machine was busy with something else; a prediction that failed does."""
-    off = [point.label for point in ranked if predicted_off(point.run.results) is not None]
-    return [f"Repeat these, measured far from what acceptance and step times predict: {'; '.join(off)}."] * bool(off)
-
-
-def _slower(best: Point, others: Sequence[Point], clearly: Callable[[Point, Point], bool]) -> list[str]:
-    """Which others one cannot tell from the best."""
-    unclear = [other.label for other in others if not clearly(best, other)]
-    reasons = [f"Not clearly slower than it: {'; '.join(unclear)}."] if unclear else []
-    if len(unclear) < len(others):
-        reasons.append(f"Clearly slower: {len(others) - len(unclear)} of the {len(others)} other runs.")
-    return reasons
-
-
-def _apart(best: Point, other: Point) -> bool:
-    """Their speed-ups' intervals do not touch. Each was measured against plain decoding in its own run, so that a
-    machine that got slower in between does not count."""
-    ours, theirs = _speedup(best).ci95, _speedup(other).ci95
-    return ours is not None and theirs is not None and theirs[1] < ours[0]
-
-
-def _paired(best: Point, other: Point) -> bool:
-    """The difference in speed is real, the requests paired between the two runs."""
+def _paired(best: Rated, other: Rated, noise: float) -> bool:
+    """The difference in speed is neither the choice of prompts, with requests paired, nor the machine's."""
     try:
-        change = next(difference for difference in compare(best.run, other.run) if difference.name == SPEED)
+        differences = compare(best.point.run, other.point.run)
     except UserError:  # other prompts or another target: nothing to pair
         return False
-    return change.verdict == "A higher"
+    change = next(difference for difference in differences if difference.name == SPEED)
+    return replace(change, noise=noise).verdict == "A higher"
+
+
+def _labels(rated: Sequence[Rated]) -> str:
+    names = [one.point.label for one in rated]
+    more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more
 
 
 def _is_own_draft(point: Point) -> bool:
-    draft = point.run.results.config.get("draft")
-    return isinstance(draft, dict) and draft.get("kind") == "self"
+    draft, proposal = (section(point.run.results, name) for name in ("draft", "proposal"))
+    return draft.get("kind") == "self" and proposal.get("kind") == "draft_model"
 
 
-def _gain(point: Point) -> float:
-    return _speedup(point).value or _speed(point).value or 0.0
-
-
-def _speedup(point: Point) -> Estimate:
-    timing = point.run.results.timing
-    return Estimate(value=None, n=0) if timing is None else timing.speedup
+def _gain(rated: Rated) -> float:
+    return rated.speedup.value or _speed(rated.point).value or 0.0
 
 
 def _speed(point: Point) -> Estimate:

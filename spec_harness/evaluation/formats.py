@@ -27,7 +27,8 @@ def number(estimate: Estimate, *, digits: int = 2, unit: str = "") -> tuple[str,
 
 
 def together(value: str, interval: str) -> str:
-    return f"{value} ({interval})" if interval else value
+    """Both in one cell."""
+    return f"{value} ({interval.replace(' to ', '-')})" if interval else value
 
 
 def latency(times: Latency) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from spec_harness.evaluation.formats import percent
 from spec_harness.evaluation.intervals import MIN_REQUESTS
 from spec_harness.evaluation.results import RunResults
-from spec_harness.evaluation.round_cost import SCORING, in_words, predicted_off, round_cost
+from spec_harness.evaluation.round_cost import FAR_OFF, SCORING, in_words, prediction_error, round_cost
 from spec_harness.evaluation.tables import SKIPPED
 from spec_harness.spec_decode.records import RequestRecord
 
@@ -79,6 +79,8 @@ def repeated_share(token_ids: Sequence[int]) -> float:
 
 def _loops(records: Sequence[RequestRecord]) -> str | None:
     """A model that repeats itself is easy to predict, for the draft too."""
+    if not any(round_.proposal_len for record in records for round_ in record.rounds):
+        return None
     looping = [r for r in records if len(r.token_ids) >= SHORTEST_LOOP and repeated_share(r.token_ids) > LOOPING]
     if not looping or len(looping) < LOOPING_SHARE * len(records):
         return None
@@ -106,7 +108,7 @@ def _failed_speedup(results: RunResults) -> str | None:
     """Which term of a round's cost outweighs its tokens; of scoring only what goes beyond the one pass that plain
     decoding needs too is held against it."""
     timing, p = results.timing, results.proposal
-    if timing is None or timing.time_share is None or p.num_drafts == 0:
+    if timing is None or timing.time_share is None:
         return None
     speedup, gain, cost = timing.speedup, p.tokens_per_target_pass.value, round_cost(results)
     if speedup.value is None or gain is None or speedup.value >= 1:
@@ -114,6 +116,8 @@ def _failed_speedup(results: RunResults) -> str | None:
     if speedup.ci95 is not None and speedup.ci95[1] >= 1:
         return None  # it is not known to be slower
     answer = f"Speculation does not pay here ({speedup.value:.2f}x): "
+    if p.num_drafts == 0:
+        return f"{answer}nothing was proposed, and asking for it cost time."
     if cost is None:
         return f"{answer}prefill takes {percent(timing.time_share.prefill)} of its time."
     extra = cost | {SCORING: cost[SCORING] - 1}
@@ -158,8 +162,8 @@ def _requests(results: RunResults) -> str | None:
 
 def _prediction(results: RunResults) -> str | None:
     """A measured speed-up far from the predicted one: something else than acceptance and step times decides."""
-    timing = results.timing
-    if timing is None or predicted_off(results) is None:
+    timing, error = results.timing, prediction_error(results)
+    if timing is None or error is None or max(error, 1 / error) <= FAR_OFF:
         return None
     prefill = 0.0 if timing.time_share is None else timing.time_share.prefill
     return (

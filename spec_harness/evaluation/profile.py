@@ -73,7 +73,7 @@ def measure_steps(
 ) -> StepTimes | None:
     """Runs the baseline's engine and the speculative one on ``batch`` of the prompts, then single stages.
 
-    ``None`` if the target's maximum length leaves no room for that.
+    ``None`` if a model's maximum length leaves no room for that.
     """
     room = (_TURNS * (_SETTLE + _MEASURED) + 1) * (
         settings.max_proposal_len + 1
@@ -97,6 +97,8 @@ def measure_steps(
     rows = [seq.metadata for seq in speculative.running]
     score = _score_times(speculative, rows, target.vocab_size)
     draft_step = _draft_step(speculative, rows, drafting)
+    if draft_step is None:
+        return None
     return StepTimes(
         batch=batch,
         context_len=sum(len(row.data) for row in rows) // max(1, len(rows)),
@@ -160,8 +162,8 @@ def _step(engine: Scheduler) -> _EngineStep:
     )
 
 
-def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], step: _EngineStep) -> float:
-    """One draft step, from multi-step calls that have nothing to catch up."""
+def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], step: _EngineStep) -> float | None:
+    """One draft step, from multi-step calls with nothing to catch up; ``None`` if the draft has no room for one."""
     proposer = engine.worker.proposer
     k = engine.max_proposal_len
     if not isinstance(proposer, DraftModelTop1Proposer):
@@ -170,7 +172,7 @@ def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], step: _Engi
     lens = [min(k, worker.max_model_len + 1 - len(row.data)) for row in rows]
     fitting = [row for row, length in zip(rows, lens, strict=True) if length == k]
     if not fitting:
-        return step.propose_s / max(1.0, step.proposal_len)
+        return None
 
     def call() -> None:
         for row in fitting:

@@ -6,8 +6,10 @@ or tokenizers: whether a prompt is too long is for them to say.
 
 import json
 import os
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,11 @@ class PromptRow:
     turns: tuple[str, ...] | None = None  # what the user says, turn by turn
     max_new_tokens: int | None = None  # tokens; null: as the run
     max_proposal_len: int | None = None  # tokens; a cap below the run's
+
+
+def rows_sha256(rows: Sequence[PromptRow]) -> str:
+    """Of everything that the rows ask for: two runs with the same one had the same prompts, later turns and limits."""
+    return sha256(json.dumps([asdict(row) for row in rows], sort_keys=True).encode()).hexdigest()
 
 
 def read_jsonl(path: Path) -> list[PromptRow]:
@@ -92,7 +99,7 @@ def _parse_row(line: str, *, default_id: str) -> PromptRow:
         raise UserError(f"must have exactly one of prompt, messages and turns; {found}")
     return PromptRow(
         id=_row_id(row, default_id),
-        category=_text(row, "category") or NO_CATEGORY,
+        category=_label("category", _text(row, "category") or NO_CATEGORY),
         prompt=_prompt(row),
         messages=_messages(row),
         turns=_turns(row),
@@ -108,7 +115,7 @@ def _row_id(row: dict[str, Any], default: str) -> str:
         return default
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise UserError(f"id must be a text or a whole number, not {_kind(value)}")
-    return str(value)
+    return _label("id", str(value))
 
 
 def _prompt(row: dict[str, Any]) -> str | None:
@@ -138,6 +145,8 @@ def _messages(row: dict[str, Any]) -> tuple[dict[str, str], ...] | None:
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise UserError(f"messages[{index}] must be an object with the texts role and content")
+        for key in ("role", "content"):
+            _check_characters(f"messages[{index}].{key}", message[key])
     _check_not_empty(f"messages[{len(messages) - 1}].content", messages[-1]["content"])
     return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
@@ -163,6 +172,18 @@ def _count(row: dict[str, Any], key: str, *, minimum: int) -> int | None:
 def _check_not_empty(key: str, text: str) -> None:
     if not text.strip():
         raise UserError(f"{key} is empty")
+    _check_characters(key, text)
+
+
+def _label(key: str, text: str) -> str:
+    """Names stand in tables and titles, where a control character would do as it likes."""
+    _check_characters(key, text)
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        raise UserError(f"{key} {text!r} holds a control character")
+    return text
+
+
+def _check_characters(key: str, text: str) -> None:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(f"{key} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
 

@@ -28,6 +28,7 @@ def provenance(
     draft: ModelIdentity | None,
     device: torch.device,
     seeds: dict[str, int],
+    prompts_sha256: str,
     started_at: datetime,
     duration_s: float,
 ) -> Provenance:
@@ -43,6 +44,7 @@ def provenance(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         threads=torch.get_num_threads(),
         seeds=seeds,
+        prompts_sha256=prompts_sha256,
         target=target,
         draft=draft,
         started_at=started_at,

@@ -88,7 +88,7 @@ class TimeShare(_Section):
 
     prefill: float = Field(description="target passes over prompts")
     propose: float = Field(description="draft model with its catch-up, or n-gram look-up")
-    score: float = Field(description="target passes over proposals")
+    score: float = Field(description="target passes over proposals, or single tokens")
     verify: float = Field(description="acceptance test and recovered or bonus tokens")
     commit: float = Field(description="append, stop, rewind")
     scheduler: float = Field(description="admission, blocks, and all other host time")
@@ -183,6 +183,9 @@ class Provenance(_Section):
     git_commit: str | None = Field(default=None, description="of the harness, if it runs from a checkout")
     device: str = Field(description="name of the device, e.g. of the GPU or the CPU")
     threads: Count = Field(description="intra-op threads of torch")
+    prompts_sha256: str | None = Field(
+        default=None, description="of the rows that were asked for, all turns and limits"
+    )
     seeds: dict[str, int] = Field(description="by configuration key")
     target: ModelIdentity = Field(description="the model whose output is wanted")
     draft: ModelIdentity | None = Field(default=None, description="null if no draft model proposed")

@@ -2,24 +2,34 @@
 
 from spec_harness.evaluation.results import RunResults
 
-FAR_OFF = 1.25
 PROPOSING, SCORING, VERIFYING, HOST = "proposing", "scoring", "verifying", "the host"
+FAR_OFF = 1.25  # predicted / measured, or the inverse
 
 
-def round_cost(results: RunResults) -> dict[str, float] | None:
-    """A round's work by stage, in plain steps. ``None`` where times, or plain decoding, were not measured.
+def decoding_speedup(results: RunResults, speedup: float | None = None) -> float | None:
+    """The speed-up of decoding alone. Both passes pay the same prefill: with the speculative run's wall time as unit,
+    plain decoding takes ``speedup - prefill`` for the tokens of the rounds, the run itself ``1 - prefill``.
 
-    Speculation pays if a round yields more tokens than its stages sum up to. Both passes pay the same prefill, so it is
-    left out: with the speculative run's wall time as unit, plain decoding takes ``speedup - prefill`` for the tokens of
-    the rounds. Scoring contains the one pass of the target that a plain step consists of.
+    ``speedup``: instead of the run's own. ``None`` where times, or plain decoding, were not measured.
     """
-    timing, gain = results.timing, results.proposal.tokens_per_target_pass.value
-    if timing is None or timing.time_share is None or timing.speedup.value is None or gain is None:
+    timing = results.timing
+    if timing is None or timing.time_share is None or results.proposal.num_drafts == 0:
         return None
-    share, plain = timing.time_share, timing.speedup.value - timing.time_share.prefill
-    if plain <= 0 or results.proposal.num_drafts == 0:
+    whole, prefill = speedup or timing.speedup.value, timing.time_share.prefill
+    if whole is None or whole <= prefill or prefill >= 1:
         return None
-    scale = gain / plain
+    return (whole - prefill) / (1 - prefill)
+
+
+def round_cost(results: RunResults, speedup: float | None = None) -> dict[str, float] | None:
+    """A round's work by stage, in plain steps. Speculation pays if a round yields more tokens than its stages sum up
+    to. Scoring contains the one pass of the target that a plain step consists of. Arguments and ``None`` as above."""
+    decoding, timing = decoding_speedup(results, speedup), results.timing
+    gain = results.proposal.tokens_per_target_pass.value
+    if decoding is None or gain is None or timing is None or timing.time_share is None:
+        return None
+    share = timing.time_share
+    scale = gain / decoding / (1 - share.prefill)
     return {
         PROPOSING: scale * share.propose,
         SCORING: scale * share.score,
@@ -28,14 +38,13 @@ def round_cost(results: RunResults) -> dict[str, float] | None:
     }
 
 
-def predicted_off(results: RunResults) -> float | None:
-    """Predicted speed-up / measured one, where that is far from 1: something else than acceptance and step times
-    decided."""
-    timing = results.timing
-    if timing is None or not timing.predicted_speedup or not timing.speedup.value:
+def prediction_error(results: RunResults, speedup: float | None = None) -> float | None:
+    """Predicted / measured speed-up of decoding. Beyond ``FAR_OFF`` something else than acceptance and step times
+    decided. Arguments and ``None`` as above."""
+    timing, decoding = results.timing, decoding_speedup(results, speedup)
+    if timing is None or not timing.predicted_speedup or not decoding:
         return None
-    off = timing.predicted_speedup / timing.speedup.value
-    return off if max(off, 1 / off) > FAR_OFF else None
+    return timing.predicted_speedup / decoding
 
 
 def in_words(cost: dict[str, float]) -> str:

@@ -22,12 +22,14 @@ _UNBOUNDED = 10_000  # columns, wider than any table
 _STYLES = {"": "", "good": "bold green", "caution": "bold yellow", "alarm": "bold red"}
 
 
-def print_summary(results: RunResults, directory: Path, *, console: Console | None = None) -> None:
-    """Print the summary; its last line is where the files are, never wrapped so that it can be copied."""
+def print_summary(results: RunResults, directory: Path, *, console: Console | None = None, brief: bool = False) -> None:
+    """Print the summary; its last line is where the files are, never wrapped so that it can be copied. ``brief``: for
+    one job of many, the headline only."""
     console = plain_console() if console is None else console
     print_headline(console, headline(results))
-    print_blocks(console, blocks(results))
-    print_notes(console, results.notes)
+    if not brief:
+        print_blocks(console, blocks(results))
+        print_notes(console, results.notes)
     console.print(Text.assemble(("Files: ", "bold"), str(directory)), soft_wrap=True)
 
 

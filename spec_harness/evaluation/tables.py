@@ -4,6 +4,9 @@ Reads a checked ``RunResults`` only, so that it says nothing that results.json d
 tables in the terminal, ``markdown.py`` writes them to report.md.
 """
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 from spec_harness.evaluation.block import MEANING, Bar, Block, Line
 from spec_harness.evaluation.formats import latency, number, percent, rate, short, together, tokens
 from spec_harness.evaluation.results import (
@@ -34,9 +37,32 @@ def headline(results: RunResults) -> list[Line]:
         lines.append(Line(text, "alarm"))
     elif proposal.num_drafts == 0:
         lines.append(Line("Nothing was proposed: plain decoding by the target alone, no rates.", "caution"))
+        if speedup is not None and speedup.value is not None:
+            lines.append(_speed_verdict(speedup))
     elif speedup is not None and speedup.value is not None:
         lines.append(_speed_verdict(speedup))
-    return lines
+    return [*lines, Line(conditions(results))]
+
+
+def conditions(results: RunResults, *, leave_out: Collection[str] = ()) -> str:
+    """What the figures were measured on and with. ``leave_out``: sections of the configuration to say nothing of."""
+    source, config = results.provenance, results.config
+    sampling: Any = config.get("sampling") or {}
+    asked = results.proposal.num_requests
+    parts = [f"{asked:,} prompt{'' if asked == 1 else 's'}"] * ("data" not in leave_out)
+    if "sampling" not in leave_out and sampling:
+        parts.append(f"at most {sampling.get('max_new_tokens')} new tokens each, {_drawn(sampling)}")
+    if "max_num_seqs" not in leave_out and "max_num_seqs" in config:
+        parts.append(f"up to {config['max_num_seqs']} at a time")
+    threads = f" ({source.threads} thread{'' if source.threads == 1 else 's'})" if source.threads else ""
+    return ", ".join([*parts, f"{source.target.dtype} on {source.device}{threads}"])
+
+
+def _drawn(sampling: Mapping[str, Any]) -> str:
+    if not sampling.get("temperature"):
+        return "greedy"
+    samples = f", {sampling['n']} samples" if (sampling.get("n") or 1) > 1 else ""
+    return f"temperature {sampling['temperature']:g}{samples}"
 
 
 def _speed_verdict(speedup: Estimate) -> Line:
@@ -60,7 +86,7 @@ def blocks(results: RunResults) -> list[Block]:
         parts += [_groups(name, sections) for name, sections in by_group.items() if len(sections) > 1]
     parts.append(_counts(results))
     if results.timing is not None:
-        parts.append(_timing(results.timing, drafted=proposal.num_drafts > 0))
+        parts.append(_timing(results.timing))
         if results.timing.time_share is not None:
             parts.append(_time_share(results.timing.time_share))
     return [*parts, _trust(results.integrity)]
@@ -153,15 +179,14 @@ SKIPPED = {
 }
 
 
-def _timing(timing: TimingResults, *, drafted: bool) -> Block:
-    measured = timing.baseline_tokens_per_second.value is not None
-    alone = timing.baseline_tokens_per_second if measured or drafted else timing.speculative_tokens_per_second
+def _timing(timing: TimingResults) -> Block:
+    ours, plain = timing.speculative_tokens_per_second, timing.baseline_tokens_per_second
     rows = []
-    if drafted:
-        speed = number(timing.speculative_tokens_per_second, digits=1, unit=" tokens/s")
-        rows.append(("speculative", *speed, "output tokens / wall time"))
-    rows.append(("baseline", *number(alone, digits=1, unit=" tokens/s"), "the same, the target alone"))
-    if drafted:
+    if ours.value is not None:
+        rows.append(("speculative", *number(ours, digits=1, unit=" tokens/s"), "output tokens / wall time"))
+    if plain.value is not None or ours.value is not None:
+        rows.append(("baseline", *number(plain, digits=1, unit=" tokens/s"), "output tokens / time, the target alone"))
+    if ours.value is not None:
         rows.append(("speed-up", *number(timing.speedup, unit="x"), "speculative / baseline"))
     if timing.predicted_speedup is not None:
         rows.append(("speed-up predicted", f"{timing.predicted_speedup:.2f}x", "", "decoding alone, by step times"))

@@ -45,6 +45,8 @@ class NgramProposer:
     def _look_up(self, tokens: list[int], max_len: int) -> list[int]:
         """Up to ``max_len`` tokens behind the most recent earlier occurrence of the longest window that has one."""
         for window in self._windows:
+            if window >= len(tokens):
+                continue
             suffix = tokens[-window:]
             # The suffix itself, at len - window, has nothing behind it: matches start before it.
             for start in range(len(tokens) - window - 1, -1, -1):

@@ -1,6 +1,5 @@
 """One generation token by token, on the colors of what became of the draft's tokens."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +8,12 @@ from matplotlib.patches import Patch, Rectangle
 
 from spec_harness.analysis.load import Run
 from spec_harness.analysis.style import WIDTH, new_figure
+from spec_harness.errors import UserError
 from spec_harness.evaluation.token_view import BACKGROUND, Kind, token_kinds
 
 COLUMNS = 76  # characters of a line
 _MAX_LINES = 24
 _LINE = 0.17  # inches
-TOKEN_TEXTS = "token_texts.json"
 
 
 def by_acceptance(run: Run) -> list[dict[str, Any]]:
@@ -27,7 +26,10 @@ def by_acceptance(run: Run) -> list[dict[str, Any]]:
 def generation_tokens(run: Run, request_id: str, turn: int, sample: int) -> tuple[dict[str, Any], list[Kind]]:
     """One row of generations.jsonl and the kind of each of its tokens."""
     key = (request_id, turn, sample)
-    (generation,) = [row for row in run.generations() if (row["request_id"], row["turn"], row["sample"]) == key]
+    found = [row for row in run.generations() if (row["request_id"], row["turn"], row["sample"]) == key]
+    if not found:
+        raise UserError(f"{run.directory / 'generations.jsonl'}: request {request_id!r}, turn {turn}, is missing")
+    generation = found[0]
     rounds = run.rounds
     own = rounds[(rounds.request_id == request_id) & (rounds.turn == turn) & (rounds["sample"] == sample)]
     figures = own.sort_values("round")[["proposal_len", "num_accepted", "num_emitted"]].to_numpy().tolist()
@@ -38,13 +40,14 @@ def token_view(run: Run, request_id: str | None = None) -> Figure | None:
     """Of the named request, else of the one whose acceptance rate is the median. ``None`` for runs that kept no token
     texts, or proposed nothing."""
     chosen = [row for row in by_acceptance(run) if request_id in (None, row["request_id"])]
-    path = run.directory / TOKEN_TEXTS
-    if not chosen or not path.is_file():
+    texts = run.token_texts()
+    if not chosen or texts is None:
         return None
     row = chosen[len(chosen) // 2]
     generation, kinds = generation_tokens(run, row["request_id"], row["turn"], row["sample"])
-    texts = json.loads(path.read_text(encoding="utf-8"))
-    tokens = [(texts[str(token)], kind) for token, kind in zip(generation["token_ids"], kinds, strict=False)]
+    tokens = [
+        (texts.get(token, f"<{token}>"), kind) for token, kind in zip(generation["token_ids"], kinds, strict=False)
+    ]
     lines = _wrapped(tokens)
     shown = lines[:_MAX_LINES]
     rate = sum(kind == "accepted" for _, kind in tokens) / len(tokens)

@@ -103,7 +103,7 @@ def test_speed_is_a_ratio(compared: Any) -> None:
     lengths = varied(0)
     spent = [0.1 * len(own) for own in lengths]
     a, b = requests(lengths, seconds=spent), requests(lengths, seconds=[s / 2 for s in spent])
-    speed = compared(a, b, timing=timing(200.0))["tokens_per_second"]
+    speed = compared(a, b, timing=timing(200.0), config=config(draft__path="models/faster"))["tokens_per_second"]
     assert (speed.a, speed.b, speed.change) == (100.0, 200.0, 2.0)
     assert speed.ci95 == pytest.approx((2.0, 2.0))
     assert speed.verdict == "B higher"

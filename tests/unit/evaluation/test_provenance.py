@@ -21,6 +21,7 @@ def made(target: LoadedModel) -> Provenance:
         draft=None,
         device=CPU,
         seeds={"seed": 3},
+        prompts_sha256="abc",
         started_at=datetime(2026, 1, 2, tzinfo=UTC),
         duration_s=1.5,
     )

@@ -1,0 +1,29 @@
+"""A run or a sweep in the terminal: its tables, and what they come to."""
+
+from pathlib import Path
+
+from spec_harness.analysis.jobs import find_jobs, is_run, read_run
+from spec_harness.evaluation.summary import plain_console, print_blocks, print_headline, print_notes, print_summary
+
+
+def show(directory: Path) -> None:
+    """Raises ``UserError`` where there is nothing to read."""
+    if is_run(directory):
+        print_summary(read_run(directory), directory)
+    else:
+        show_sweep(directory)
+
+
+def show_sweep(directory: Path) -> None:
+    """pandas is imported here: the table of a run does without."""
+    from spec_harness.analysis.load import load_sweep
+    from spec_harness.analysis.points import points
+    from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
+    from spec_harness.analysis.verdict import verdict
+
+    jobs, console = find_jobs(directory), plain_console()
+    print_headline(console, sweep_headline(jobs, name=str(directory)))
+    print_blocks(console, sweep_blocks(jobs))
+    answer = verdict(points(load_sweep(directory).runs))
+    if answer is not None:
+        print_notes(console, answer.reasons, title=answer.headline)
