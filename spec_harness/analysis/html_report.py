@@ -106,9 +106,9 @@ def _advice(answer: Verdict) -> Iterator[str]:
     yield f'<p class="verdict">{escape(answer.headline)}</p>'
     yield "<p>Why:</p><ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in answer.reasons) + "</ul>"
     yield (
-        '<p class="hint">Speed-ups were measured, each against plain decoding on the same engine and prompts in the '
-        "same run. The intervals cover the choice of prompts, not the machine's own noise. Acceptance travels between "
-        "machines, speed does not: measure again where you will serve.</p>"
+        '<p class="hint">Speed-ups are measured, over plain decoding on the same engine and prompts. Their intervals '
+        "cover the choice of prompts, not the machine's own noise. Acceptance travels between machines, speed does "
+        "not: measure again where you will serve.</p>"
     )
 
 
@@ -175,5 +175,6 @@ def _origin(results: RunResults) -> str:
     source = results.provenance
     started = source.started_at.strftime("%Y-%m-%d %H:%M")
     versions = f"spec_harness {source.versions.spec_harness}, torch {source.versions.torch}"
-    text = f"Started {started}, {source.duration_s:.0f} s on {source.device} ({source.threads} threads). {versions}."
+    threads = f"{source.threads} thread{'' if source.threads == 1 else 's'}"
+    text = f"Started {started}, {source.duration_s:.0f} s on {source.device} ({threads}). {versions}."
     return f'<p class="hint">{escape(text)}</p>'

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
+from spec_harness.analysis.comparable import flatten
 from spec_harness.analysis.jobs import Job, find_jobs, read_run
 from spec_harness.errors import UserError
 from spec_harness.evaluation.results import Estimate, RunResults, read_results
@@ -101,6 +102,20 @@ def latest_run(outputs: str | Path = "outputs") -> Path:
         except UserError:  # of another version: an older one may still do
             continue
     raise UserError(f"{outputs}: no finished run; make one with spec-eval")
+
+
+def latest_sweep(outputs: str | Path, *, varied: str) -> Path | None:
+    """The directory of the newest sweep below ``outputs``/multirun whose jobs with results differ in ``varied``, a key
+    or a section of the configuration; ``None`` if there is none."""
+    for folder in sorted(Path(outputs, "multirun").glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            configs = [flatten(job.results.config) for job in find_jobs(folder) if job.results is not None]
+        except UserError:  # it holds no job
+            continue
+        own = [{key: x for key, x in one.items() if f"{key}.".startswith(f"{varied}.")} for one in configs]
+        if any(one != own[0] for one in own):
+            return folder
+    return None
 
 
 def _settings(job: Job) -> dict[str, Any]:

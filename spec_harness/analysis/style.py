@@ -26,6 +26,7 @@ STAGES = {  # of the engine, from light to dark within the draft's and the targe
     "commit": "#CC79A7",
     "scheduler": "#444444",
 }
+HATCHES = {"propose": "///", "verify": "...", "commit": "xx"}  # what would be the same gray in print
 WIDTH = 6.4  # inches: the width of a page's text
 _SETTINGS: dict[str, Any] = {
     "font.size": 9,
@@ -52,6 +53,7 @@ _SETTINGS: dict[str, Any] = {
     "errorbar.capsize": 3,
     "text.parse_math": False,  # names and paths are no formulas
     "savefig.facecolor": "white",
+    "hatch.linewidth": 0.5,
     "svg.fonttype": "path",  # text does not depend on the reader's fonts
     "svg.hashsalt": "spec_harness",  # the same figure gives the same file
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_harness.evaluation.block import MEANING, Bar, Block, Line
 from spec_harness.evaluation.formats import latency, number, percent, rate, short, together, tokens
+from spec_harness.evaluation.intervals import MIN_REQUESTS
 from spec_harness.evaluation.results import (
     Estimate,
     IntegrityResults,
@@ -17,6 +18,8 @@ from spec_harness.evaluation.results import (
     TimeShare,
     TimingResults,
 )
+
+_POSITIONS = 16  # of a proposal, that are shown
 
 
 def headline(results: RunResults) -> list[Line]:
@@ -99,16 +102,16 @@ def _rates(p: ProposalResults) -> Block:
         ("mean acceptance length", *number(p.mean_acceptance_length), of_drafts, "accepted tokens a proposal, plus 1"),
         ("tokens per target pass", *number(p.tokens_per_target_pass), of_rounds, "emitted tokens / rounds (plain: 1)"),
         ("system efficiency", *rate(p.system_efficiency), of_rounds, "emitted / if all were accepted"),
-        ("aligned rate", *rate(p.aligned_rate), of_drafts, "would pass / proposed draft tokens"),
+        ("aligned rate", *rate(p.aligned_rate), of_drafts, "each judged alone / proposed"),
         ("expected acceptance", *rate(p.expected_acceptance_rate), of_drafts, "overlap of their probabilities"),
     ]
     if p.kl_target_draft.value is not None:
         best = p.target_rank_in_draft[0] / sum(p.target_rank_in_draft)
         rows += [
             ("same best token", percent(best), "", of_drafts, "the target's is the draft's too"),
-            ("entropy of the draft", *number(p.draft_entropy), of_drafts, "nats, at temperature 1"),
-            ("entropy of the target", *number(p.target_entropy), of_drafts, "nats, at temperature 1"),
-            ("divergence", *number(p.kl_target_draft), of_drafts, "KL(target, draft), nats"),
+            ("entropy of the draft", *number(p.draft_entropy, unit=" nats"), of_drafts, "how unsure, at temperature 1"),
+            ("entropy of the target", *number(p.target_entropy, unit=" nats"), of_drafts, "the same, of the target"),
+            ("divergence", *number(p.kl_target_draft, unit=" nats"), of_drafts, "KL(target, draft); 0: the same"),
         ]
     hint = "coverage: share of the rounds that the figure is about (those with a proposal, or all)"
     return Block(title="Proposals", columns=("value", "95 % interval", "coverage", MEANING), rows=rows, hint=hint)
@@ -119,12 +122,17 @@ def _positions(p: ProposalResults) -> Block:
     rows = [(f"no. {i}", *rate(kept), percent(reached.value)) for i, (kept, reached) in enumerate(pairs, start=1)]
     coverage = percent(p.coverage.value)
     hint = f"accepted: of proposals this long; if reached: of those without a rejection before (coverage {coverage})"
+    if len(rows) > _POSITIONS:
+        hint += f"; no. {_POSITIONS + 1} to {len(rows)}: in results.json"
+        rows = rows[:_POSITIONS]
     return Block(title="Draft token", columns=("accepted", "95 % interval", "if reached"), rows=rows, hint=hint)
 
 
 def _lengths(p: ProposalResults) -> Block:
-    most = max(p.accepted_length_histogram)
-    rows = [(tokens(j), f"{count:,}", Bar(count / most)) for j, count in enumerate(p.accepted_length_histogram)]
+    most, counts = max(p.accepted_length_histogram), list(enumerate(p.accepted_length_histogram))
+    if len(counts) > _POSITIONS + 1:
+        counts = [(j, count) for j, count in counts if count][:_POSITIONS]
+    rows = [(tokens(j), f"{count:,}", Bar(count / most)) for j, count in counts]
     return Block(title="Accepted", columns=("proposals", ""), rows=rows, beside=True)
 
 
@@ -140,7 +148,12 @@ def _groups(title: str, sections: dict[str, ProposalResults]) -> Block:
         for name, section in sections.items()
     ]
     columns = ("requests", "acceptance rate", "mean acceptance length", "coverage")
-    return Block(title=title, columns=columns, rows=rows)
+    few = [section.num_requests < MIN_REQUESTS for section in sections.values()]
+    hints = ["in brackets: 95 % intervals"] * (not all(few)) + [f"no intervals below {MIN_REQUESTS} requests"] * any(
+        few
+    )
+    hint = "; ".join(hints)
+    return Block(title=title, columns=columns, rows=rows, hint=hint)
 
 
 def _counts(results: RunResults) -> Block:
@@ -154,14 +167,16 @@ def _counts(results: RunResults) -> Block:
         ("output tokens", f"{p.num_output_tokens:,} = {p.num_prefill_tokens:,} by prefills + {emitted}"),
     ]
     if p.num_drafts:
-        past_end = f", {p.num_draft_tokens_past_end:,} more behind an end of text" * (p.num_draft_tokens_past_end > 0)
+        past_end = f", {p.num_draft_tokens_past_end:,} more behind the end of a text" * (
+            p.num_draft_tokens_past_end > 0
+        )
         rows.append(("draft tokens", f"{p.num_draft_tokens:,} proposed, {p.num_accepted_tokens:,} accepted{past_end}"))
         reasons = [f"{count:,} {SKIPPED[reason]}" for reason, count in p.skipped.items() if count]
         rows += [("rounds without any", ", ".join(reasons))] if reasons else []
     if kv is not None:
         facts = [f"{kv.num_blocks:,} blocks of {tokens(kv.block_size)}"]
         facts += [] if kv.blocks_allocated_peak is None else [f"{kv.blocks_allocated_peak:,} used at most"]
-        facts += [] if kv.utilization is None else [f"{percent(kv.utilization)} of slots filled"]
+        facts += [] if kv.utilization is None else [f"their slots {percent(kv.utilization)} full"]
         swaps = f", {kv.swaps:,} by swap" if kv.swaps else ""
         facts += [f"{kv.preemptions:,} preemptions{swaps}"] if kv.preemptions else []
         rows.append(("KV cache", ", ".join(facts)))

@@ -114,6 +114,14 @@ BAD_FILES = [
     (GOOD + '{"prompt": "a", "max_new_tokens": ' + "9" * 5000 + "}\n", "line 2: not valid JSON"),
     (GOOD + "[" * 100_000 + "\n", "line 2: not valid JSON"),
     (GOOD + '{"prompt": "\\ud800"}\n', "line 2: prompt holds half of a surrogate pair"),
+    ('{"prompt": "x", "id": "\\ud800"}\n', "line 1: id holds half of a surrogate pair"),
+    ('{"prompt": "x", "category": "\\udfff"}\n', "line 1: category holds half of a surrogate pair"),
+    (
+        '{"messages": [{"role": "\\ud800", "content": "x"}, {"role": "user", "content": "x"}]}\n',
+        "line 1: messages[0].role holds half of a surrogate pair",
+    ),
+    ('{"prompt": "x", "category": "a\\u001b[31mb"}\n', "line 1: category 'a\\x1b[31mb' holds a control character"),
+    ('{"prompt": "x", "id": "a\\nb"}\n', "line 1: id 'a\\nb' holds a control character"),
     ('{"prompt": "a", "id": 7}\n{"prompt": "b", "id": "7"}\n', "line 2: id '7' is already used in line 1"),
 ]
 

@@ -10,7 +10,7 @@ from spec_harness.__main__ import main
 from spec_harness.analysis.load import load_run
 from spec_harness.config import EvalConfig
 from spec_harness.errors import UserError
-from tests.run_helpers import QUIET, outputs_of, status_of
+from tests.run_helpers import QUIET, outputs_of, status_of, working_directory
 
 Jobs = list[tuple[EvalConfig, Path, str | None]]
 
@@ -183,3 +183,21 @@ def test_jobs_of_a_real_sweep_keep_their_files_apart() -> None:
         names = {path.name for path in (Path("sweep") / job).iterdir()}
         assert {"results.json", "rounds.parquet", "requests.parquet", "generations.jsonl", "status.json"} <= names
     assert [load_run(f"sweep/{job}").rounds.proposal_len.max() for job in (0, 1)] == [1, 2]
+
+
+def test_an_interrupted_sweep_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An interrupt while the models load came through as a traceback, without a summary, the job said to be running."""
+
+    def run(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:
+        (run_dir / "status.json").write_text(json.dumps({"state": "running", "error": None}))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spec_harness.run.run", run)
+    with working_directory(tmp_path):
+        assert main(["-m", "proposal.max_proposal_len=1,4", "hydra.sweep.dir=sweep"]) == 1
+    err = capfd.readouterr().err
+    assert err.splitlines() == ["error: job 0 (proposal.max_proposal_len=1): interrupted"]
+    assert status_of(tmp_path / "sweep" / "0")["state"] == "failed"
+    assert (tmp_path / "sweep" / "sweep_summary.md").is_file()

@@ -20,6 +20,7 @@ from spec_harness.analysis.style import (
     series_handle,
     series_style,
 )
+from spec_harness.analysis.yardstick import Yardstick, doubtful, speedup_over, yardstick
 from spec_harness.evaluation.results import Estimate, KVResults
 
 
@@ -47,30 +48,34 @@ def acceptance_length_curve(points: Sequence[Point]) -> Figure | None:
 def speedup_curve(points: Sequence[Point]) -> Figure | None:
     """Measured speed-up over k with its interval, beside what step times and acceptance predict."""
     timed = {name: [(p.k, timing) for p in own if (timing := p.run.results.timing)] for name, own in _series(points)}
-    measured = {name: [(k, timing.speedup) for k, timing in own] for name, own in timed.items()}
+    stick = yardstick([point.run.results for point in points])
+    measured = {name: [(p.k, speedup_over(stick, p.run.results)) for p in own] for name, own in _series(points)}
     note = (
         f"{INTERVALS} (not the machine's own noise). Hollow, dashed: predicted from the run's acceptance and a "
-        "separate profile of single steps. Below 1 speculative decoding is slower than plain decoding."
+        f"separate profile of single steps, without prefill. {_over(stick)}{_DOUBT}"
     )
     figure, axes = new_figure(height=3.8, note=note)
     if not _draw(axes, measured):
         return None
+    _mark_doubtful(axes, points, stick)
     for i, own in enumerate(timed.values()):
         known = [(k, timing.predicted_speedup) for k, timing in own if timing.predicted_speedup is not None]
         xs, ys = [k for k, _ in known], [y for _, y in known]
         axes.plot(xs, ys, "--", markerfacecolor="white", linewidth=1, **series_style(i))
     axes.axhline(1, color="black", linewidth=1)
     axes.set(title="Speed-up over plain decoding", ylabel="tokens per second / plain decoding's")
-    axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
-    color = PALETTE[0] if len(timed) == 1 else GRAY
-    predicted = Line2D([], [], color=color, linestyle="--", linewidth=1, label="predicted")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.9), max(high, 1.1))
+    style = series_style(0) if len(timed) == 1 else {"color": GRAY, "marker": "o"}
+    predicted = Line2D([], [], linestyle="--", markerfacecolor="white", linewidth=1, label="predicted", **style)
     _over_k(axes, points, [*map(series_handle, range(len(timed)), timed), predicted])
     return figure
 
 
 def speed_forest(points: Sequence[Point]) -> Figure | None:
     """One row a run, best on top: the speed-up, or where plain decoding was not run the tokens per second."""
-    pairs = [(p, timing.speedup) for p in points if (timing := p.run.results.timing)]
+    stick = yardstick([point.run.results for point in points])
+    pairs = [(p, speedup_over(stick, p.run.results)) for p in points]
     rows = [(p, e, e.value) for p, e in pairs if e.value is not None]
     compared = bool(rows)
     if not compared:
@@ -80,6 +85,7 @@ def speed_forest(points: Sequence[Point]) -> Figure | None:
         return None
     rows.sort(key=lambda row: -row[2])
     note = f"{INTERVALS}: the choice of prompts, not the machine's own noise. Best on top."
+    note += f" {_over(stick)}" if compared else ""
     figure, axes = new_figure(height=1.5 + 0.28 * len(rows), note=note)
     values = [value for _, _, value in rows]
     axes.errorbar(
@@ -130,6 +136,20 @@ def kv_heat_map(points: Sequence[Point]) -> Figure | None:
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     return figure
+
+
+_DOUBT = " A question mark: measured other than acceptance and step times predict, so repeat that run."
+
+
+def _over(stick: Yardstick | None) -> str:
+    return f"Over plain decoding {'in the same run' if stick is None else 'on average over the runs'}."
+
+
+def _mark_doubtful(axes: Axes, points: Sequence[Point], stick: Yardstick | None) -> None:
+    for point, doubt in zip(points, doubtful([point.run.results for point in points], stick), strict=True):
+        value = speedup_over(stick, point.run.results).value
+        if doubt and value is not None:
+            axes.annotate("?", (point.k, value), (6, 4), textcoords="offset points", fontweight="bold")
 
 
 def _series(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from spec_harness.analysis.points import Point
-from spec_harness.analysis.style import STAGES, new_figure
+from spec_harness.analysis.style import HATCHES, STAGES, new_figure
 from spec_harness.evaluation.results import TimeShare
 
 _NARROW = 0.06  # of the axis: no number fits into a segment below
@@ -30,16 +31,29 @@ def time_per_token(points: Sequence[Point]) -> Figure | None:
         shares = [float(getattr(share, stage)) for _, _, share in timed]
         widths = [share * 1000 / speed for share, (_, speed, _) in zip(shares, timed, strict=True)]
         bars = axes.barh(
-            rows, widths, left=left, color=color, height=0.62, label=stage, edgecolor="white", linewidth=0.5
+            rows,
+            widths,
+            left=left,
+            color=color,
+            height=0.62,
+            label=stage,
+            edgecolor="white",
+            linewidth=0.5,
+            hatch=HATCHES.get(stage),
         )
         texts = [f"{s:.0%}" if w > _NARROW * widest else "" for s, w in zip(shares, widths, strict=True)]
         dark = stage in ("score", "scheduler")
-        axes.bar_label(bars, texts, label_type="center", fontsize=8, color="white" if dark else "black")
+        shares_shown = axes.bar_label(bars, texts, label_type="center", fontsize=8, color="white" if dark else "black")
+        for text in shares_shown:
+            text.set_path_effects([withStroke(linewidth=2.5, foreground=color)])  # off the hatching
         left = [start + width for start, width in zip(left, widths, strict=True)]
     marks = [(ms, row) for row, ms in zip(rows, plain, strict=True) if ms is not None]
     for i, (ms, row) in enumerate(marks):
         label = "plain decoding" if i == 0 else None
-        axes.plot([ms, ms], [row - 0.42, row + 0.42], color="black", linewidth=2.5, label=label)
+        edge = [withStroke(linewidth=5, foreground="white")]  # over the dark bars too
+        axes.plot(
+            [ms, ms], [row - 0.42, row + 0.42], color="black", linewidth=2.5, label=label, path_effects=edge, zorder=4
+        )
     axes.set_yticks(rows, [point.label for point, _, _ in timed])
     axes.set_title("Where the time of an output token goes", pad=26)
     axes.set(xlabel="milliseconds per output token")

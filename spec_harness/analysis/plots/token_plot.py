@@ -13,6 +13,11 @@ from spec_harness.evaluation.token_view import BACKGROUND, Kind, token_kinds
 
 COLUMNS = 76  # characters of a line
 _MAX_LINES = 24
+# Told apart in print as well: the colors differ little in gray.
+UNDERLINED: dict[Kind, dict[str, Any]] = {
+    "recovered": {"linewidth": 1.2},
+    "bonus": {"linewidth": 1.2, "linestyle": ":"},
+}
 _LINE = 0.17  # inches
 
 
@@ -63,11 +68,16 @@ def token_view(run: Run, request_id: str | None = None) -> Figure | None:
                 (column, row_number), len(text), 1, facecolor=BACKGROUND[kind], edgecolor="white", linewidth=0.6
             )
             axes.add_patch(box)
+            if kind in UNDERLINED:
+                axes.plot([column, column + len(text)], [row_number + 0.94] * 2, color="#444444", **UNDERLINED[kind])
             place = (column, row_number + 0.5, _plain(text))
             axes.text(*place, family="DejaVu Sans Mono", fontsize=_font(), va="center", parse_math=False)
     axes.set(xlim=(0, COLUMNS), ylim=(len(shown), 0), title="One output, token by token")
     axes.set_axis_off()
-    handles = [Patch(facecolor=color, label=kind) for kind, color in BACKGROUND.items()]
+    handles = [
+        Patch(facecolor=color, label=f"{kind} (underlined)" if kind == "recovered" else kind)
+        for kind, color in BACKGROUND.items()
+    ]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4, handlelength=1.2)
     return figure
 

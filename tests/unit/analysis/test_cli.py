@@ -1,5 +1,6 @@
 """The command spec-report: what it prints, and its one line where it cannot."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,3 +172,37 @@ def test_showing_needs_neither_torch_nor_pandas(save_run: Save, tmp_path: Path) 
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[] ['pandas']"
+
+
+@pytest.mark.parametrize("command", ["plot", "html"])
+def test_names_are_no_formulas(
+    command: str, save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dollar sign in a category ended both commands inside matplotlib's parser of formulas."""
+    records = _random_requests(0, max_proposal_len=4, num_requests=10)
+    for i, record in enumerate(records):
+        record.category = ("price $x_{$", "$")[i % 2]
+    assert main([command, str(save_run(tmp_path / "a $x_{$", records))]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("command", "obstacle"), [("plot", "figures"), ("html", "report.html")])
+def test_what_cannot_be_written_is_named(
+    command: str, obstacle: str, save_run: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_run(tmp_path / "run")
+    (run / obstacle).write_text("") if command == "plot" else (run / obstacle).mkdir()
+    assert obstacle in refused(capsys, command, run)
+
+
+def test_a_terminal_without_the_characters_gets_question_marks(save_run: Save, tmp_path: Path) -> None:
+    """It ended with a traceback, and a finished run with exit code 1."""
+    records = _random_requests(0, max_proposal_len=4, num_requests=10)
+    for i, record in enumerate(records):
+        record.category = ("größe", "b")[i % 2]
+    run = save_run(tmp_path / "run", records)
+    command = [sys.executable, "-m", "spec_harness.analysis.cli", "show", run]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "gr??e" in done.stdout
+    assert done.stderr == ""

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from spec_harness.analysis.comparable import unlike
 from spec_harness.analysis.compare import Difference, changed_settings, compare, per_request
+from spec_harness.analysis.compare_tables import compare_headline, compare_notes
 from spec_harness.analysis.load import load_run
 from spec_harness.errors import UserError
 from spec_harness.evaluation.results import Estimate, ModelIdentity, TimingResults
@@ -45,9 +47,16 @@ def timing(tokens_per_second: float) -> TimingResults:
 
 @pytest.fixture
 def compared(save_run: Save, tmp_path: Path) -> Callable[..., dict[str, Difference]]:
-    def run(a: list[RequestRecord], b: list[RequestRecord], **sections_of_b: Any) -> dict[str, Difference]:
-        first = load_run(save_run(tmp_path / "a", a, timing=timing(100.0)))
-        second = load_run(save_run(tmp_path / "b", b, **{"timing": timing(100.0), **sections_of_b}))
+    def run(
+        a: list[RequestRecord],
+        b: list[RequestRecord],
+        *,
+        timing_of_a: TimingResults | None = None,
+        **sections_of_b: Any,
+    ) -> dict[str, Difference]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        first = load_run(save_run(folder / "a", a, timing=timing_of_a or timing(100.0)))
+        second = load_run(save_run(folder / "b", b, **{"timing": timing(100.0), **sections_of_b}))
         return {difference.name: difference for difference in compare(first, second)}
 
     return run
@@ -219,3 +228,50 @@ def test_settings_that_differ() -> None:
     assert changed_settings(a, b) == {"proposal.max_proposal_len": (4, 2)}
     logged = _results([], max_proposal_len=0, config=config(logger__kinds=["csv"]))
     assert changed_settings(a, logged) == {}
+
+
+def test_the_same_work_twice_shows_the_machine_and_nothing_else(compared: Any) -> None:
+    """A tight interval around 0.9 looked like a finding; the prompts were the same, and so was everything else."""
+    lengths = varied(0)
+    spent = [0.1 * len(own) for own in lengths]
+    a, b = requests(lengths, seconds=spent), requests(lengths, seconds=[1.1 * s for s in spent])
+    speed = compared(a, b, timing=timing(100 / 1.1))["tokens_per_second"]
+    assert speed.ci95 == pytest.approx((1 / 1.1, 1 / 1.1))
+    assert speed.verdict == "within noise"
+
+
+def test_a_baseline_that_changed_as_much_explains_a_change_in_speed(compared: Any) -> None:
+    lengths = varied(0)
+    spent = [0.1 * len(own) for own in lengths]
+    a, b = requests(lengths, seconds=spent), requests(lengths, seconds=[s / 1.2 for s in spent])
+    for baseline, verdict in ((60.0, "within noise"), (52.0, "B higher")):
+        ours, theirs = timing(100.0), timing(120.0)
+        ours = ours.model_copy(update={"baseline_tokens_per_second": Estimate(value=50.0, n=20)})
+        theirs = theirs.model_copy(update={"baseline_tokens_per_second": Estimate(value=baseline, n=20)})
+        other = {"timing": theirs, "config": config(draft__path=f"models/{baseline}")}
+        speed = compared(a, b, timing_of_a=ours, **other)["tokens_per_second"]
+        assert speed.change == pytest.approx(1.2)
+        assert speed.verdict == verdict
+
+
+def test_later_turns_and_limits_of_rows_are_prompts_too(save_run: Save, tmp_path: Path) -> None:
+    """They are in no file of the run; its results hold their hash."""
+    runs = []
+    for name in "ab":
+        run = load_run(save_run(tmp_path / name))
+        source = run.results.provenance.model_copy(update={"prompts_sha256": name})
+        runs.append(type(run)(run.directory, run.results.model_copy(update={"provenance": source})))
+    with pytest.raises(UserError, match="later turns or the limits of single rows differ"):
+        compare(*runs)
+    assert unlike([run.results for run in runs]) == ["prompts"]
+
+
+def test_speeds_of_two_machines_are_not_compared(save_run: Save, tmp_path: Path) -> None:
+    a = load_run(save_run(tmp_path / "a", timing=timing(100.0)))
+    b = load_run(save_run(tmp_path / "b", timing=timing(900.0), config=config(draft__path="models/other")))
+    source = b.results.provenance.model_copy(update={"device": "another"})
+    b = type(b)(b.directory, b.results.model_copy(update={"provenance": source}))
+    differences = compare(a, b)
+    assert differences[-1].verdict == "within noise"
+    assert "Speed: not compared" in " ".join(line.text for line in compare_headline(a, b, differences))
+    assert any("different machines" in note for note in compare_notes(a, b))

@@ -42,6 +42,27 @@ def test_a_sweep_is_no_run_and_says_which_it_holds(sweep: Path) -> None:
         read_run(sweep)
 
 
+def test_results_of_a_run_that_is_not_done_are_none(save_run: Save, tmp_path: Path) -> None:
+    """A kill between the two files left a run that says running beside finished results; faults leave failed ones."""
+    running, failed = save_run(tmp_path / "0"), save_run(tmp_path / "1", status="failed")
+    StatusFile(running / "status.json", requests_total=10)
+    (failed / "status.json").unlink()
+    jobs = find_jobs(tmp_path)
+    assert [job.results for job in jobs] == [None, None]
+    assert [job.error for job in jobs] == [
+        "still running, or killed: 0 of 10 requests done",
+        "outputs differ from plain decoding",
+    ]
+
+
+@pytest.mark.parametrize("content", [b"5", b"{a: [", b"\xff\xfe\x00", b"- a=b=c\n- 7\n"])
+def test_damaged_overrides_lose_labels_only(content: bytes, save_run: Save, tmp_path: Path) -> None:
+    (save_run(tmp_path / "0", overrides=["a=1"]) / ".hydra" / "overrides.yaml").write_bytes(content)
+    (job,) = find_jobs(tmp_path)
+    assert job.results is not None
+    assert set(job.overrides) <= {"a", "7"}
+
+
 def test_jobs_come_in_the_order_of_their_numbers(sweep: Path) -> None:
     jobs = find_jobs(sweep)
     assert [job.name for job in jobs] == [str(job) for job in range(12)]

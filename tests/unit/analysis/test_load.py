@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from spec_harness.analysis.load import latest_run, load_run
+from spec_harness.analysis.load import latest_run, latest_sweep, load_run
 from spec_harness.errors import UserError
 from spec_harness.evaluation.results import write_results
 from spec_harness.evaluation.run_files import RunFiles
+from tests.unit.analysis.conftest import config
 from tests.unit.evaluation.conftest import _random_requests, _results
 
 
@@ -59,6 +61,23 @@ def test_a_file_that_cannot_be_read_is_named(name: str, damage: str, save: Calla
         load_run(tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", ["requests.parquet", "rounds.parquet"])
+def test_a_table_of_another_kind_is_named(name: str, save: Callable[..., Path], tmp_path: Path) -> None:
+    folder = save(tmp_path / "run")
+    pd.DataFrame({"other": [1]}).to_parquet(folder / name)
+    with pytest.raises(UserError, match=f"{name}: the column request_id is missing"):
+        getattr(load_run(folder), name.removesuffix(".parquet"))
+
+
+@pytest.mark.parametrize("content", ['{"1": ', "[1]", '{"x": "y"}'])
+def test_damaged_token_texts_are_named(content: str, save: Callable[..., Path], tmp_path: Path) -> None:
+    folder = save(tmp_path / "run")
+    assert load_run(folder).token_texts() is None
+    (folder / "token_texts.json").write_text(content)
+    with pytest.raises(UserError, match=r"token_texts\.json: cannot be read"):
+        load_run(folder).token_texts()
+
+
 def test_lines_are_split_at_line_feeds_only(save: Callable[..., Path], tmp_path: Path) -> None:
     """A text may hold Unicode's own line separators."""
     path = save(tmp_path / "run") / "generations.jsonl"
@@ -95,3 +114,23 @@ def test_reading_needs_neither_torch_nor_lightning() -> None:
     script = f"import spec_harness.analysis.load, sys; print([name for name in {heavy} if name in sys.modules])"
     result: Any = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+def test_the_latest_sweep_over_something(save_run: Callable[..., Path], tmp_path: Path) -> None:
+    multirun = tmp_path / "multirun"
+    for age, (folder, key, values) in enumerate(
+        [
+            ("newest", "sampling__seed", (1, 2)),
+            ("lengths", "proposal__max_proposal_len", (2, 4)),
+            ("older", "proposal__max_proposal_len", (1, 3)),
+        ]
+    ):
+        for job, value in enumerate(values):
+            save_run(multirun / folder / str(job), config=config(**{key: value}))
+        touch(multirun / folder, seconds=1000 - age)
+    (multirun / "empty").mkdir()
+    assert latest_sweep(tmp_path, varied="proposal.max_proposal_len") == multirun / "lengths"
+    assert latest_sweep(tmp_path, varied="proposal") == multirun / "lengths"
+    assert latest_sweep(tmp_path, varied="sampling") == multirun / "newest"
+    assert latest_sweep(tmp_path, varied="draft") is None
+    assert latest_sweep(tmp_path / "nowhere", varied="draft") is None

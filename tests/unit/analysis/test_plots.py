@@ -19,6 +19,7 @@ from spec_harness.analysis.plots.run_plots import judged_tokens
 from spec_harness.analysis.plots.token_plot import by_acceptance, generation_tokens, token_view
 from spec_harness.analysis.points import points
 from spec_harness.analysis.style import PALETTE, STAGES, readable_on
+from spec_harness.analysis.yardstick import speedup_over, yardstick
 from spec_harness.errors import UserError
 from spec_harness.evaluation.results import Estimate
 from tests.unit.evaluation.conftest import _random_requests
@@ -151,12 +152,13 @@ def test_curves_over_length(of_sweep: dict[str, Figure], real_sweep: Sweep) -> N
     found = points(real_sweep.runs)
     series = list(dict.fromkeys(point.series for point in found))
     assert len(series) == 2
+    stick = yardstick([run.results for run in real_sweep.runs])
     lengths, speedups = (of_sweep[f"{name}_over_length"].axes[0] for name in ("acceptance_length", "speedup"))
     for i, name in enumerate(series):
         own = [point.run.results for point in found if point.series == name]
         assert drawn(lengths.containers[i])[0] == [1, 3]
         assert_shows(lengths.containers[i], [results.proposal.mean_acceptance_length for results in own])
-        assert_shows(speedups.containers[i], [results.timing.speedup for results in own if results.timing])
+        assert_shows(speedups.containers[i], [speedup_over(stick, results) for results in own])
     predicted = [
         list(line.get_ydata()) for line in speedups.lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 2
     ]
@@ -169,7 +171,8 @@ def test_curves_over_length(of_sweep: dict[str, Figure], real_sweep: Sweep) -> N
 
 def test_the_forest_has_the_best_run_on_top(of_sweep: dict[str, Figure], real_sweep: Sweep) -> None:
     axes = of_sweep["speed_by_run"].axes[0]
-    speedups = [run.results.timing.speedup for run in real_sweep.runs if run.results.timing]
+    stick = yardstick([run.results for run in real_sweep.runs])
+    speedups = [speedup_over(stick, run.results) for run in real_sweep.runs]
     ordered = sorted(speedups, key=lambda estimate: -(estimate.value or 0))
     assert_shows(axes.containers[0], ordered, horizontal=True)
     assert axes.yaxis_inverted()

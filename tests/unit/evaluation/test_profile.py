@@ -82,6 +82,12 @@ def test_a_target_without_room_is_not_profiled(target: LoadedModel) -> None:
     assert measured(short, short) is None
 
 
+@pytest.mark.usefixtures("clock")
+def test_a_draft_without_room_for_a_step_has_no_cost(target: LoadedModel) -> None:
+    """The time of an empty proposal was taken for a draft step's, and called the draft 20 times too cheap."""
+    assert measured(target, noisy_copy(target, scale=0.0, max_model_len=20)) is None
+
+
 def test_prediction_lies_on_a_line_between_two_lengths() -> None:
     steps = StepTimes(
         batch=1,

@@ -121,6 +121,27 @@ def test_without_proposals_there_are_no_rates(make_round: Make, make_request: Ma
         assert words not in text
 
 
+def test_asking_in_vain_costs_time_and_says_so(make_round: Make, make_request: Make, make_results: Make) -> None:
+    """Where every round was without a proposal, the time that asking cost was in results.json only."""
+    requests = [make_request([make_round(0, 0, skip_reason="disabled")] * 3, request_id=f"r{i}") for i in range(9)]
+    slower = TimingResults(
+        speculative_tokens_per_second=Estimate(value=68.0, ci95=(60.0, 70.0), n=9),
+        baseline_tokens_per_second=Estimate(value=100.0, ci95=(90.0, 110.0), n=9),
+        speedup=Estimate(value=0.68, ci95=(0.67, 0.7), n=9),
+    )
+    text = rendered(make_results(requests, max_proposal_len=4, timing=slower))
+    for words in ("Nothing was proposed", "slower than plain decoding here: 0.68x", "68.0 tokens/s", "100.0 tokens/s"):
+        assert words in text
+
+
+def test_a_job_of_many_is_told_in_brief(requests: Any, make_results: Make) -> None:
+    buffer = io.StringIO()
+    results = make_results(requests, max_proposal_len=4)
+    print_summary(results, Path("outputs/here"), console=Console(file=buffer, width=100), brief=True)
+    assert "acceptance rate" not in buffer.getvalue()
+    assert buffer.getvalue().splitlines()[-1] == "Files: outputs/here"
+
+
 def test_no_interval_no_baseline_no_comparison(requests: Any, make_results: Make) -> None:
     unknown = Estimate(value=None, n=0)
     timing = TimingResults(
