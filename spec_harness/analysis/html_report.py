@@ -89,6 +89,7 @@ def _sweep_body(sweep: Sweep) -> Iterator[str]:
     yield from map(_table, sweep_blocks(jobs))
     if answer is not None:
         yield f"<h2>Run {escape(answer.best.label)} in full</h2>"
+        yield '<p class="hint">Its speed-up here is over plain decoding in this run alone.</p>'
         yield from map(_table, blocks(answer.best.run.results))
         yield from _notes(answer.best.run.results)
         yield _origin(answer.best.run.results)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from spec_harness.analysis.comparable import unlike
 from spec_harness.analysis.jobs import Job, varying
 from spec_harness.analysis.yardstick import Yardstick, doubtful, speedup_over, yardstick
-from spec_harness.evaluation.block import Block, Line
+from spec_harness.evaluation.block import MEANING, Block, Line
 from spec_harness.evaluation.formats import number, percent, rate, together
 from spec_harness.evaluation.results import RunResults
 from spec_harness.evaluation.round_cost import decoding_speedup, round_cost
@@ -89,12 +89,13 @@ def _figures(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], stick:
     shared = [f"{name} {columns.pop(name)[0]}" for name in same]
     hint = _hint(columns, shared, lengths=_LENGTH in keys, stick=stick)
     rows = list(zip([job.name for job, _ in done], *columns.values(), strict=True))
-    return Block(title="Job", columns=tuple(columns), rows=rows, hint=hint)
+    spare = (MEANING, "per pass", "tokens/s")  # also in the table below, and in speed-ups
+    return Block(title="Job", columns=tuple(columns), rows=rows, hint=hint, dispensable=spare)
 
 
 def _hint(columns: dict[str, list[str]], shared: Sequence[str], *, lengths: bool, stick: Yardstick | None) -> str:
     """What the columns mean that are there."""
-    over = "plain decoding in the same run" if stick is None else "plain decoding's average over the jobs"
+    over = "plain decoding in the same run" if stick is None else "plain decoding's median over the jobs"
     parts = [f"the same in all: {', '.join(shared)}"] if shared else []
     parts += ["k: max_proposal_len"] if lengths else []
     if "speed-up" in columns:
@@ -103,6 +104,7 @@ def _hint(columns: dict[str, list[str]], shared: Sequence[str], *, lengths: bool
             parts.append("?: other than its acceptance and step times predict, so repeat it")
     parts += ["in brackets: 95 % intervals"]
     parts += ["per pass: tokens a pass of the target"] if "per pass" in columns else []
+    parts += ["room: tokens that the pool holds"] if "room" in columns else []
     parts += ["preempted: times a sequence gave its blocks back"] if "preempted" in columns else []
     return "; ".join(parts)
 

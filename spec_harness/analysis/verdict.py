@@ -65,53 +65,64 @@ def verdict(points: Sequence[Point]) -> Verdict | None:
     noise = FLOOR if stick is None else stick.noise
     clearly: Callable[[Rated, Rated], bool] = (lambda a, b: _paired(a, b, noise)) if same_work else _apart
     unclear = [other for other in others if not clearly(best, other)]
-    reasons = [*_certainty(best), *_noise(stick, compared=bool(compared)), *_balance(best)]
+    reasons = [*_certainty(best, noise), *_noise(stick), *_balance(best)]
     if others:
-        reasons.append(f"Clearly slower: {len(others) - len(unclear)} of the {len(others)} other runs.")
+        slower = "Clearly slower" if stick else "Slower than the choice of prompts explains"
+        reasons.append(f"{slower}: {len(others) - len(unclear)} of the {len(others)} other candidates.")
     if suspects and suspects != timed:
         reasons.append(
             f"Left out, measured other than acceptance and step times predict, so repeat: {_labels(suspects)}."
         )
     if checks:
         reasons.append(f"No candidate, since the target as its own draft is a check: {_labels(checks)}.")
-    return Verdict(best.point, _headline(best, unclear, compared=bool(compared), noise=noise), reasons)
+    reasons += [note for note in best.point.run.results.notes if "outputs loop" in note]
+    also = _undecided(unclear, of=len(others))
+    return Verdict(best.point, _headline(best, also, compared=bool(compared), noise=noise), reasons)
 
 
-def _headline(best: Rated, unclear: Sequence[Rated], *, compared: bool, noise: float) -> str:
+def _undecided(unclear: Sequence[Rated], *, of: int) -> str:
+    if not unclear:
+        return ""
+    if len(unclear) == of > 1:
+        return f" None of the {of} other candidates is clearly slower."
+    return f" Not clearly slower here: {_labels(unclear)}."
+
+
+def _headline(best: Rated, also: str, *, compared: bool, noise: float) -> str:
     point = best.point
     settings = [f"{key}={value}" for key, value in point.others.items()]
     what = ", ".join([f"draft {point.draft}", f"proposal length {point.k}", *settings])
-    also = f" Not clearly slower here: {_labels(unclear)}." if unclear else ""
     if not compared:
         return f"The fastest is {what}: {_with_interval(_speed(point), ' tokens/s', 0)}.{also}"
     speed = f"{_with_interval(best.speedup, 'x')} the speed of plain decoding"
-    gain, sure = best.speedup.value or 0.0, not _certainty(best)
+    gain, sure = best.speedup.value or 0.0, not _certainty(best, noise)
     if gain > 1:
-        return f"{'Use' if sure and gain > noise else 'If at all, use'} {what}. Expect {speed}.{also}"
-    if sure and gain < 1 / noise:
+        return f"{'Use' if sure else 'If at all, use'} {what}. Expect {speed}.{also}"
+    if sure:
         return f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
     return f"None of these drafts is clearly faster here. The best, {what}, runs at {speed}."
 
 
-def _certainty(best: Rated) -> list[str]:
+def _certainty(best: Rated, noise: float) -> list[str]:
     if best.speedup.value is None:
         return ["Plain decoding was not run as well (baseline=off): this does not say whether speculation pays."]
     if best.speedup.ci95 is None:
         return ["Too few requests for an interval: the figure may be far off."]
     if best.speedup.ci95[0] <= 1 <= best.speedup.ci95[1]:
         return ["The interval contains 1: with other prompts of this kind it could be either; measure more prompts."]
+    if 1 / noise <= best.speedup.value <= noise:
+        return [f"Its distance from plain decoding is within what the machine varied ({noise - 1:.0%}): repeat it."]
     return []
 
 
-def _noise(stick: Yardstick | None, *, compared: bool) -> list[str]:
+def _noise(stick: Yardstick | None) -> list[str]:
     if stick is None:
-        return [
-            f"How much the machine's speed varied is not known: below {FLOOR - 1:.0%} no difference is called clear."
-        ]
+        return ["How much the machine's speed varied is not known: repeat the sweep to rely on small differences."]
+    slowest, fastest, limit = min(stick.speeds), max(stick.speeds), f"{stick.noise - 1:.0%}"
     return [
-        f"Plain decoding, the same work in {len(stick.speeds)} runs, ran at {min(stick.speeds):,.0f} to "
-        f"{max(stick.speeds):,.0f} tokens/s, on average {stick.speed:,.0f}: differences below {stick.noise - 1:.0%} "
-        "may be the machine's. Repeat the sweep to tell closer ones apart."
+        f"Plain decoding, the same work in {len(stick.speeds)} runs, ran at {slowest:,.0f} to {fastest:,.0f} tokens/s; "
+        f"the speed-ups are over the median, {stick.speed:,.0f}. Differences below {limit} may be the machine's: repeat "
+        "the sweep to tell closer ones apart."
     ]
 
 

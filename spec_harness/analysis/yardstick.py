@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import harmonic_mean, median
+from math import exp, log
+from statistics import median
 from typing import Any
 
 from spec_harness.analysis.comparable import flatten
 from spec_harness.evaluation.results import Estimate, RunResults
-from spec_harness.evaluation.round_cost import FAR_OFF, prediction_error
+from spec_harness.evaluation.round_cost import prediction_error
 
 # Speeds closer than this are never called different: two runs of the same work on a quiet machine are not, either.
 FLOOR = 1.05
+_DOUBTFUL = 1.2  # a prediction's error / the usual one of the sweep, or the inverse
 # What plain decoding does not see of the configuration.
 _UNSEEN = ("draft.", "proposal.", "logger.", "verbose", "integrity", "seed", "sampling.seed", "baseline", "trainer.en")
 
@@ -23,13 +25,16 @@ class Yardstick:
 
     @property
     def speed(self) -> float:
-        """All runs' tokens over all their time: each decodes the same tokens."""
-        return harmonic_mean(self.speeds)
+        """The median, which one hiccup of the machine does not move."""
+        return median(self.speeds)
 
     @property
     def noise(self) -> float:
-        """The factor by which speeds may differ without meaning anything."""
-        return max(FLOOR, max(self.speeds) / min(self.speeds))
+        """The factor by which two speeds may differ without meaning anything: as far apart as this same work was, or,
+        so that one hiccup does not count, the repeatability limit if that is less (ISO 5725: 2.8 standard deviations,
+        here estimated from the median deviation)."""
+        deviation = median(abs(log(speed / self.speed)) for speed in self.speeds)
+        return max(FLOOR, min(max(self.speeds) / min(self.speeds), exp(2.8 * 1.4826 * deviation)))
 
 
 def yardstick(runs: Sequence[RunResults]) -> Yardstick | None:
@@ -47,20 +52,19 @@ def doubtful(runs: Sequence[RunResults], stick: Yardstick | None) -> list[bool]:
     off = [prediction_error(one, speedup_over(stick, one).value) for one in runs]
     known = [error for error in off if error is not None]
     usual = median(known) if known else 1.0
-    return [error is not None and max(error / usual, usual / error) > FAR_OFF for error in off]
+    return [error is not None and max(error / usual, usual / error) > _DOUBTFUL for error in off]
 
 
 def speedup_over(stick: Yardstick | None, results: RunResults) -> Estimate:
-    """The run's speed-up over the yardstick, with the relative interval of its own; without one its own."""
+    """The run's speed over the yardstick's, whose own interval is not the prompts'; without one its own speed-up."""
     unknown = Estimate(value=None, n=0)
     if results.timing is None:
         return unknown
-    own, speed = results.timing.speedup, results.timing.speculative_tokens_per_second.value
-    if stick is None or not own.value or not speed:
+    own, speed = results.timing.speedup, results.timing.speculative_tokens_per_second
+    if stick is None or own.value is None or speed.value is None:
         return own
-    value = speed / stick.speed
-    ci95 = None if own.ci95 is None else (own.ci95[0] * value / own.value, own.ci95[1] * value / own.value)
-    return Estimate(value=value, ci95=ci95, n=own.n)
+    ci95 = None if speed.ci95 is None else (speed.ci95[0] / stick.speed, speed.ci95[1] / stick.speed)
+    return Estimate(value=speed.value / stick.speed, ci95=ci95, n=speed.n)
 
 
 def _plain_speed(results: RunResults) -> float | None:

@@ -31,3 +31,4 @@ class Block:
     rows: Sequence[Sequence[str | Bar | Line]]
     hint: str = ""  # below the table
     beside: bool = False  # there is room for it beside the table before
+    dispensable: Sequence[str] = (MEANING,)  # columns that a narrow terminal does without, the first first

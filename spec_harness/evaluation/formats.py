@@ -2,6 +2,18 @@
 
 from spec_harness.evaluation.results import Estimate, Latency
 
+BAR_WIDTH = 16  # characters of a full bar
+_EIGHTHS = ("", *map(chr, range(0x258F, 0x2588, -1)))  # of a character: from nothing to seven
+
+
+def bar_text(share: float, *, blocks: bool = True) -> str:
+    """A share, 0 to 1, as a bar, to an eighth of a character where there are such blocks; something for all above 0."""
+    length = share * BAR_WIDTH
+    if not blocks:
+        return "#" * max(round(length), int(length > 0))
+    whole, eighths = divmod(max(round(8 * length), int(length > 0)), 8)
+    return "\N{FULL BLOCK}" * whole + _EIGHTHS[eighths]
+
 
 def tokens(count: int) -> str:
     return f"{count:,} token" + ("" if count == 1 else "s")

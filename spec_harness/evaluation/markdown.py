@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from spec_harness.evaluation.block import WORDS, Bar, Block, Line
+from spec_harness.evaluation.formats import bar_text
 from spec_harness.evaluation.results import RunResults, replace_text
 from spec_harness.evaluation.tables import blocks, headline
-
-BAR_WIDTH = 16  # characters of a full bar
 
 
 def write_report(path: Path, results: RunResults) -> None:
@@ -34,7 +33,7 @@ def table_text(block: Block) -> str:
 
 def _cell(cell: str | Bar | Line) -> str:
     if isinstance(cell, Bar):
-        return "\N{FULL BLOCK}" * max(round(cell.share * BAR_WIDTH), int(cell.share > 0))
+        return bar_text(cell.share)
     if isinstance(cell, Line):
         return f"**{escaped(cell.text)}**" if cell.tone else escaped(cell.text)
     return escaped(cell)

@@ -1,6 +1,6 @@
 """What a round costs, in the unit that counts: plain decoding's time for one token."""
 
-from spec_harness.evaluation.results import RunResults
+from spec_harness.evaluation.results import RunResults, TimingResults
 
 PROPOSING, SCORING, VERIFYING, HOST = "proposing", "scoring", "verifying", "the host"
 FAR_OFF = 1.25  # predicted / measured, or the inverse
@@ -45,6 +45,15 @@ def prediction_error(results: RunResults, speedup: float | None = None) -> float
     if timing is None or not timing.predicted_speedup or not decoding:
         return None
     return timing.predicted_speedup / decoding
+
+
+def whole_prediction(timing: TimingResults) -> float | None:
+    """The predicted speed-up with the run's share of prefill, to stand beside a measured one: the inverse of
+    ``decoding_speedup``."""
+    if timing.predicted_speedup is None or timing.time_share is None:
+        return timing.predicted_speedup
+    prefill = timing.time_share.prefill
+    return prefill + (1 - prefill) * timing.predicted_speedup
 
 
 def in_words(cost: dict[str, float]) -> str:

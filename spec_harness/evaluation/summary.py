@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from spec_harness.evaluation.block import MEANING, WORDS, Bar, Block, Line
+from spec_harness.evaluation.formats import bar_text
 from spec_harness.evaluation.results import RunResults
 from spec_harness.evaluation.tables import blocks, headline
 
 WIDTH = 100  # columns
-BAR_WIDTH = 16  # columns of a full bar
 _UNBOUNDED = 10_000  # columns, wider than any table
 _STYLES = {"": "", "good": "bold green", "caution": "bold yellow", "alarm": "bold red"}
 
@@ -30,6 +30,8 @@ def print_summary(results: RunResults, directory: Path, *, console: Console | No
     if not brief:
         print_blocks(console, blocks(results))
         print_notes(console, results.notes)
+    if not brief and console.width < WIDTH:
+        console.print(Text("What the figures mean: in report.md, or here at 100 columns.", style="dim"))
     console.print(Text.assemble(("Files: ", "bold"), str(directory)), soft_wrap=True)
 
 
@@ -77,10 +79,13 @@ def _hints(group: Sequence[Block]) -> list[RenderableType]:
 
 
 def _fitting(console: Console, block: Block, bar: str, width: int) -> Table:
-    """Without its explanations where they would have to be squeezed, then with its columns closer together."""
-    roomy, brief = _table(block, bar), _table(block, bar, without=MEANING)
-    tight = _table(block, bar, without=MEANING, tight=True)
-    return next((table for table in (roomy, brief, tight) if _fits(console, table, width)), brief)
+    """Without what is dispensable where columns would have to be squeezed, or with its columns closer together."""
+    spare = [name for name in block.dispensable if name in block.columns]
+    choices = [(spare[:count], tight) for count in range(len(spare) + 1) for tight in (False, True)]
+    if MEANING in spare:  # better no explanations than a crowd
+        choices.remove(([], True))
+    tables = [_table(block, bar, without=without, tight=tight) for without, tight in choices]
+    return next((table for table in tables if _fits(console, table, width)), _table(block, bar, without=spare))
 
 
 def _fits(console: Console, table: Table, width: int) -> bool:
@@ -101,8 +106,8 @@ def _neighbors(parts: Sequence[Block]) -> Iterator[list[Block]]:
         yield group
 
 
-def _table(block: Block, bar: str, *, without: str = "", tight: bool = False) -> Table:
-    shown = [i for i, column in enumerate(block.columns) if column != without or not column]
+def _table(block: Block, bar: str, *, without: Sequence[str] = (), tight: bool = False) -> Table:
+    shown = [i for i, column in enumerate(block.columns) if column not in without]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=tight, pad_edge=not tight)
     table.add_column(_title(block.title), overflow="fold")
     for column in (block.columns[i] for i in shown):
@@ -115,8 +120,8 @@ def _table(block: Block, bar: str, *, without: str = "", tight: bool = False) ->
 
 
 def _cell(cell: str | Bar | Line, bar: str) -> Text:
-    if isinstance(cell, Bar):  # at least one character for anything above zero
-        return Text(bar * max(round(cell.share * BAR_WIDTH), int(cell.share > 0)))
+    if isinstance(cell, Bar):
+        return Text(bar_text(cell.share, blocks=bar != "#"))
     return _text(cell) if isinstance(cell, Line) else Text(cell)
 
 

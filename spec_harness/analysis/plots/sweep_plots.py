@@ -22,6 +22,7 @@ from spec_harness.analysis.style import (
 )
 from spec_harness.analysis.yardstick import Yardstick, doubtful, speedup_over, yardstick
 from spec_harness.evaluation.results import Estimate, KVResults
+from spec_harness.evaluation.round_cost import whole_prediction
 
 
 def acceptance_length_curve(points: Sequence[Point]) -> Figure | None:
@@ -52,14 +53,14 @@ def speedup_curve(points: Sequence[Point]) -> Figure | None:
     measured = {name: [(p.k, speedup_over(stick, p.run.results)) for p in own] for name, own in _series(points)}
     note = (
         f"{INTERVALS} (not the machine's own noise). Hollow, dashed: predicted from the run's acceptance and a "
-        f"separate profile of single steps, without prefill. {_over(stick)}{_DOUBT}"
+        f"separate profile of single steps, with its prefill. {_over(stick)}{_doubt(points, stick)}"
     )
     figure, axes = new_figure(height=3.8, note=note)
     if not _draw(axes, measured):
         return None
     _mark_doubtful(axes, points, stick)
     for i, own in enumerate(timed.values()):
-        known = [(k, timing.predicted_speedup) for k, timing in own if timing.predicted_speedup is not None]
+        known = [(k, value) for k, timing in own if (value := whole_prediction(timing)) is not None]
         xs, ys = [k for k, _ in known], [y for _, y in known]
         axes.plot(xs, ys, "--", markerfacecolor="white", linewidth=1, **series_style(i))
     axes.axhline(1, color="black", linewidth=1)
@@ -138,11 +139,13 @@ def kv_heat_map(points: Sequence[Point]) -> Figure | None:
     return figure
 
 
-_DOUBT = " A question mark: measured other than acceptance and step times predict, so repeat that run."
+def _doubt(points: Sequence[Point], stick: Yardstick | None) -> str:
+    text = " A question mark: measured other than acceptance and step times predict, so repeat that run."
+    return text * any(doubtful([point.run.results for point in points], stick))
 
 
 def _over(stick: Yardstick | None) -> str:
-    return f"Over plain decoding {'in the same run' if stick is None else 'on average over the runs'}."
+    return f"Over plain decoding {'in the same run' if stick is None else '(its median over the runs)'}."
 
 
 def _mark_doubtful(axes: Axes, points: Sequence[Point], stick: Yardstick | None) -> None:

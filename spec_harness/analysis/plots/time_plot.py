@@ -7,6 +7,7 @@ from matplotlib.patheffects import withStroke
 
 from spec_harness.analysis.points import Point
 from spec_harness.analysis.style import HATCHES, STAGES, new_figure
+from spec_harness.analysis.yardstick import yardstick
 from spec_harness.evaluation.results import TimeShare
 
 _NARROW = 0.06  # of the axis: no number fits into a segment below
@@ -17,11 +18,13 @@ def time_per_token(points: Sequence[Point]) -> Figure | None:
     timed = [(point, speed, share) for point in points for speed, share in [_timing(point)] if speed and share]
     if not timed:
         return None
-    plain = [_plain_ms(point) for point, _, _ in timed]
+    stick = yardstick([point.run.results for point in points])
+    plain = [_plain_ms(point) if stick is None else 1000 / stick.speed for point, _, _ in timed]
     note = "Wall time of the speculative run / its output tokens, prefills included; the numbers are shares of the bar."
     if any(ms is not None for ms in plain):
         note += (
-            " A bar that ends left of the black mark beats plain decoding (the target alone, same prompts and engine)."
+            " A bar that ends left of the black mark beats plain decoding (the target alone, same prompts and engine"
+            f"{'' if stick is None else '; its median over the runs'})."
         )
     figure, axes = new_figure(height=1.9 + 0.32 * len(timed), note=note)
     widest = max([1000 / speed for _, speed, _ in timed] + [ms for ms in plain if ms is not None])

@@ -75,7 +75,7 @@ def token_view(run: Run, request_id: str | None = None) -> Figure | None:
     axes.set(xlim=(0, COLUMNS), ylim=(len(shown), 0), title="One output, token by token")
     axes.set_axis_off()
     handles = [
-        Patch(facecolor=color, label=f"{kind} (underlined)" if kind == "recovered" else kind)
+        Patch(facecolor=color, label=kind + {"recovered": " (underlined)", "bonus": " (dotted)"}.get(kind, ""))
         for kind, color in BACKGROUND.items()
     ]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4, handlelength=1.2)
