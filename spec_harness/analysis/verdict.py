@@ -121,8 +121,8 @@ def _noise(stick: Yardstick | None) -> list[str]:
     slowest, fastest, limit = min(stick.speeds), max(stick.speeds), f"{stick.noise - 1:.0%}"
     return [
         f"Plain decoding, the same work in {len(stick.speeds)} runs, ran at {slowest:,.0f} to {fastest:,.0f} tokens/s; "
-        f"the speed-ups are over the median, {stick.speed:,.0f}. Differences below {limit} may be the machine's: repeat "
-        "the sweep to tell closer ones apart."
+        f"the speed-ups are over the median, {stick.speed:,.0f}. Differences below {limit} may be the machine's: "
+        "repeat the sweep to tell closer ones apart."
     ]
 
 
