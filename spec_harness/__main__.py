@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(arguments)
     except UserError as error:
         return _report(error)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 1
 
 
 def _main(arguments: list[str]) -> int:
@@ -96,7 +99,7 @@ def _run_once(request: Request, plan: Plan) -> int:
     if code == 0 and run_state(plan.output_dir) not in ("done", None):
         code = 1  # Lightning ends a run that was told to stop as if it were done
     if code and _was_interrupted(plan.output_dir):
-        print(f"interrupted; finished requests are in {plan.output_dir}", file=sys.stderr)
+        print(f"error: interrupted; what was finished is in {plan.output_dir}", file=sys.stderr)
     return code
 
 
@@ -112,7 +115,10 @@ def _sweep(request: Request, plan: Plan) -> int:
         code = 1
         for directory in unfinished_jobs(plan.output_dir, earlier):
             record_failure(directory, KeyboardInterrupt("interrupted"))
-    _summarize(plan.output_dir, shown=plan.verbose)
+    if job_stamps(plan.output_dir):
+        _summarize(plan.output_dir, shown=plan.verbose)
+    else:
+        print("error: interrupted before the first job", file=sys.stderr)
     failures = failed_jobs(plan.output_dir, earlier)
     for line in failures:
         print(f"error: {line}", file=sys.stderr)

@@ -87,6 +87,8 @@ def _evaluate(
         module = evaluation.module(_Bookkeeper(evaluation, files, status), RunningFigures(loggers))
         device = evaluation.target.model.device
         _trainer(config, run_dir, loggers).test(module, datamodule=evaluation.data, verbose=False)
+        finished = len(evaluation.passes[0].records)
+        status.update(finished, requests_total=finished)  # a conversation may have ended before its last turn
         for loaded in filter(None, (evaluation.target, evaluation.draft)):
             loaded.model.to(device)  # type: ignore[arg-type]  # Lightning moves models to the CPU at the end
         with phase("step times and intervals", shown=shown):
@@ -147,7 +149,7 @@ def _results(
     first, target, draft = evaluation.passes[0], evaluation.target, evaluation.draft
     k = evaluation.settings.max_proposal_len
     equality = _equality(config, evaluation)
-    counts = module.proposals.compute()
+    counts, steps = module.proposals.compute(), _step_times(evaluation)
     per_request = counts_by_request(first.records, max_proposal_len=k)
     check_identities(
         counts,
@@ -174,17 +176,33 @@ def _results(
         ),
         integrity=integrity_results(config.integrity, target, draft, gate, equality),
         proposal=proposal_results(counts, list(per_request.values())),
-        timing=timing_results(evaluation.passes, counts, _step_times(evaluation)),
+        timing=timing_results(evaluation.passes, counts, steps),
         kv=kv_results(first, evaluation.settings, target, draft),
         breakdowns=breakdowns(first.records, max_proposal_len=k),
-        notes=[*evaluation.notes, *evaluation.conversations.notes(), *_vocabulary_notes(first)],
+        notes=[
+            *evaluation.notes,
+            *evaluation.conversations.notes(),
+            *_vocabulary_notes(first),
+            *_profile_notes(evaluation, steps),
+        ],
     )
     return results.model_copy(update={"notes": [*results.notes, *notes(results, first.records)]})
 
 
+def _to_explain(evaluation: Evaluation) -> bool:
+    """There is a speed-up."""
+    return len(evaluation.passes) > 1 and evaluation.settings.max_proposal_len > 0
+
+
+def _profile_notes(evaluation: Evaluation, steps: StepTimes | None) -> list[str]:
+    if steps is not None or not _to_explain(evaluation):
+        return []
+    return ["No step times, no predicted speed-up: a model's maximum length leaves no room for the micro-profile."]
+
+
 def _step_times(evaluation: Evaluation) -> StepTimes | None:
-    """The micro-profile at the run's mean batch, where there is a speed-up to explain."""
-    if len(evaluation.passes) < 2 or evaluation.settings.max_proposal_len == 0:
+    """The micro-profile at the run's mean batch."""
+    if not _to_explain(evaluation):
         return None
     stats = evaluation.passes[0].stats
     return measure_steps(

@@ -1,6 +1,7 @@
 """The command ``spec-report``: what finished runs say. No torch: it answers at once, also on a laptop.
 
-Exit codes: 0 done, 2 the directories given cannot be read or compared (one ``error:`` line).
+Exit codes: 0 done, 2 the directories given cannot be read or compared, 1 interrupted, or damaged in a way that nobody
+thought of; one ``error:`` line each.
 """
 
 import argparse
@@ -38,6 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exception(error)
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 1
+    except Exception as error:  # a damaged file, in a way that nobody thought of
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"error: cannot be read as what spec-eval left ({what}); HYDRA_FULL_ERROR=1 shows where", file=sys.stderr)
+        return 1
     return 0
 
 

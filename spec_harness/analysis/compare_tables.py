@@ -89,6 +89,8 @@ def _speed(d: Difference, a: Run, b: Run) -> Line:
         )
     line = _answer("Speed", d, "{winner} was faster", "B / A is", unknown="a run measured none")
     stick = yardstick([a.results, b.results])
+    if d.change is None:
+        return line
     if stick is None:
         return Line(f"{line.text} Below {d.noise - 1:.0%} no difference in speed is called clear.", line.tone)
     first, second = stick.speeds

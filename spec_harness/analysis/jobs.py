@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_harness.errors import UserError
+from spec_harness.evaluation.formats import printable
 from spec_harness.evaluation.results import RunResults, read_results
 
 RESULTS, STATUS, OVERRIDES = "results.json", "status.json", ".hydra/overrides.yaml"
@@ -69,7 +70,7 @@ def _read_job(folder: Path, below: Path) -> Job:
         name=folder.relative_to(below).as_posix(),
         overrides=read_overrides(folder),
         state=state,
-        error=None if error is None else " ".join(str(error).split()),
+        error=None if error is None else printable(" ".join(str(error).split())),
         results=results,
     )
 
@@ -85,7 +86,9 @@ def read_overrides(folder: Path) -> dict[str, str]:
         texts = OmegaConf.load(path)
     except Exception:  # a damaged file, in one of many ways: only labels are lost
         return {}
-    pairs = (str(text).lstrip("+~").partition("=") for text in (texts if isinstance(texts, ListConfig) else []))
+    pairs = (
+        printable(str(text)).lstrip("+~").partition("=") for text in (texts if isinstance(texts, ListConfig) else [])
+    )
     return {key: value.strip("'\"") for key, _, value in pairs}
 
 
@@ -107,7 +110,7 @@ def _ending(status: Mapping[str, Any]) -> str:
 def _read_status(folder: Path) -> dict[str, Any]:
     try:
         status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not written yet, or cut off with its process
+    except (OSError, ValueError, RecursionError):  # not written yet, or cut off with its process
         return {}
     return status if isinstance(status, dict) else {}
 

@@ -16,6 +16,8 @@ from spec_harness.errors import UserError
 from spec_harness.evaluation.results import Estimate, RunResults, read_results
 from spec_harness.evaluation.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA
 
+_GENERATION = {"request_id", "turn", "sample", "prompt_token_ids", "token_ids"}  # keys that the readers need
+
 
 @dataclass(frozen=True)
 class Run:
@@ -48,10 +50,13 @@ class Run:
         """The rows of generations.jsonl: prompts and outputs, as text and as token ids."""
         path = self.directory / "generations.jsonl"
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-            return [json.loads(line) for line in lines if line]
-        except (OSError, ValueError) as error:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from error
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, dict) or not row.keys() >= _GENERATION:
+                raise UserError(f"{path}, line {number}: is no finished output")
+        return rows
 
 
 @dataclass(frozen=True)

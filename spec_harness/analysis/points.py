@@ -11,8 +11,9 @@ from spec_harness.evaluation.results import RunResults
 
 NGRAM, NOBODY = "n-gram lookup", "no proposals"
 # Keys that the draft's label and the length already tell, and those that change no figure.
+_MAKERS = ("draft.config", "draft.seed", "draft.path")
 _TOLD = ("draft.kind", "draft.path", "draft.config", "draft.seed", "proposal.kind", "proposal.max_proposal_len")
-_SILENT = ("logger", "verbose", "trainer.enable_progress_bar")
+_SILENT = ("logger", "verbose", "baseline", "integrity", "trainer.enable_progress_bar")
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,16 @@ class Point:
 
 def points(runs: Sequence[Run]) -> list[Point]:
     """In the order of ``runs``."""
+    found = _points(runs, _TOLD)
+    labels = [point.label for point in found]
+    # Drafts of one name, as random ones, are told apart by what makes them.
+    return found if len(set(labels)) == len(labels) else _points(runs, [key for key in _TOLD if key not in _MAKERS])
+
+
+def _points(runs: Sequence[Run], told: Sequence[str]) -> list[Point]:
+    """``told``: keys that the draft's label and the length tell."""
     flat = [flatten(run.results.config) for run in runs]
-    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if not _under(key, (*_TOLD, *_SILENT))]
+    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if not _under(key, (*told, *_SILENT))]
     varying = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
     names = [proposer(run.results) for run in runs]
     short = {name: PurePath(name).name for name in names}

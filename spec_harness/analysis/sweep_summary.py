@@ -29,7 +29,7 @@ def write_sweep_summary(directory: Path) -> None:
     parts = [f"# Sweep {escaped(title.text)}", *(f"**{escaped(line.text)}**" for line in answers)]
     for block in sweep_blocks(jobs):
         parts += [table_text(block), block.hint] if block.hint else [table_text(block)]
-    answer = verdict(points(sweep.runs)) if len(sweep.runs) > 1 else None
+    answer = verdict(points(sweep.runs))
     if answer is not None:
         parts += [f"## {escaped(answer.headline)}", "\n".join(f"- {escaped(reason)}" for reason in answer.reasons)]
     parts.append("Figures and tables to mail: `spec-report html` with this directory.")

@@ -40,7 +40,7 @@ def sweep_blocks(jobs: Sequence[Job]) -> list[Block]:
     keys = varying([job.overrides for job in jobs])
     done = _done(jobs)
     stick = yardstick([results for _, results in done])
-    blocks = [_figures(_ranked(done, stick), keys, stick)] if done else []
+    blocks = [_figures(_ranked(done), keys, stick)] if done else []
     blocks += [_costs(done, keys, stick)] if any(round_cost(results) for _, results in done) else []
     failed = [(job.name, _settings(job, keys), job.state, job.error or "") for job in jobs if job.results is None]
     return blocks + ([Block(title="No results", columns=("settings", "", "why"), rows=failed)] if failed else [])
@@ -50,19 +50,18 @@ def _done(jobs: Sequence[Job]) -> list[tuple[Job, RunResults]]:
     return [(job, job.results) for job in jobs if job.results is not None]
 
 
-def _ranked(done: Sequence[tuple[Job, RunResults]], stick: Yardstick | None) -> list[tuple[Job, RunResults]]:
-    """Best speed-up first, then those without one by their speed. Unlike ones stay as they are."""
+def _ranked(done: Sequence[tuple[Job, RunResults]]) -> list[tuple[Job, RunResults]]:
+    """Fastest first. Unlike ones stay as they are."""
     if unlike([results for _, results in done]):
         return list(done)
-
-    def merit(item: tuple[Job, RunResults]) -> tuple[float, float]:
-        return -(speedup_over(stick, item[1]).value or 0.0), -(_tokens_per_second(item[1]) or 0.0)
-
-    return sorted(done, key=merit)
+    return sorted(done, key=lambda item: -(_tokens_per_second(item[1]) or 0.0))
 
 
 def _tokens_per_second(results: RunResults) -> float | None:
-    return None if results.timing is None else results.timing.speculative_tokens_per_second.value
+    """Of the pass that proposed, else of plain decoding."""
+    if results.timing is None:
+        return None
+    return results.timing.speculative_tokens_per_second.value or results.timing.baseline_tokens_per_second.value
 
 
 def _figures(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], stick: Yardstick | None) -> Block:
@@ -74,8 +73,7 @@ def _figures(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], stick:
         marks = [_DOUBTFUL * doubt for doubt in doubtful([results for _, results in done], stick)]
         columns["speed-up"] = [cell + mark for cell, mark in zip(cells, marks, strict=True)]
     columns["tokens/s"] = [
-        number(results.timing.speculative_tokens_per_second, digits=0)[0] if results.timing else "n/a"
-        for _, results in done
+        "n/a" if (speed := _tokens_per_second(results)) is None else f"{speed:,.0f}" for _, results in done
     ]
     columns["acceptance rate"] = [together(*rate(results.proposal.acceptance_rate)) for _, results in done]
     columns["coverage"] = [percent(results.proposal.coverage.value) for _, results in done]

@@ -1,6 +1,6 @@
 """What a sweep recommends: this draft, this length, this speed-up, give or take; and why not another."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spec_harness.analysis.comparable import section, unlike
@@ -31,53 +31,43 @@ class Verdict:
     reasons: list[str]  # whole sentences
 
 
-def rate_points(points: Sequence[Point]) -> list[Rated]:
-    """Those that proposed something, in their order."""
-    stick = yardstick([point.run.results for point in points])
-    proposing = [point for point in points if point.draft != NOBODY and point.k]
-    doubts = doubtful([point.run.results for point in proposing], stick)
-    return [Rated(p, speedup_over(stick, p.run.results), doubt) for p, doubt in zip(proposing, doubts, strict=True)]
-
-
 def verdict(points: Sequence[Point]) -> Verdict | None:
-    """By measured speed-up, or by tokens per second where plain decoding was not run. ``None`` without any speed, and
-    for runs that answer different questions.
+    """By tokens per second, which on the same prompts rank as speed-ups over the same plain decoding do. ``None``
+    without any speed, and for runs that answer different questions.
 
     The target as its own draft is a check of the harness and no candidate, unless there is no other; nor is a run that
     its own prediction contradicts.
     """
-    if unlike([point.run.results for point in points]):
+    runs = [point.run.results for point in points]
+    if unlike(runs):
         return None
-    stick = yardstick([point.run.results for point in points])
-    rated = rate_points(points)
-    checks = [one for one in rated if _is_own_draft(one.point)]
-    drafting = [one for one in rated if one not in checks] or rated
-    checks = [one for one in checks if one not in drafting]
-    compared = [one for one in drafting if one.speedup.value is not None]
-    timed = compared or [one for one in drafting if _speed(one.point).value is not None]
-    suspects = [one for one in timed if one.doubtful]
-    settled = [one for one in timed if not one.doubtful] or timed
+    stick = yardstick(runs)
+    proposing = [p for p in points if p.draft != NOBODY and p.k and _speed(p).value is not None]
+    doubts = doubtful([point.run.results for point in proposing], stick)
+    rated = [Rated(p, speedup_over(stick, p.run.results), doubt) for p, doubt in zip(proposing, doubts, strict=True)]
+    drafting = [one for one in rated if not _is_own_draft(one.point)] or rated
+    settled = [one for one in drafting if not one.doubtful] or drafting
     if not settled:
         return None
-    ranked = sorted(settled, key=_gain, reverse=True)
-    best, others = ranked[0], ranked[1:]
-    same_work = stick is not None or not compared
+    best, *others = sorted(settled, key=lambda one: _speed(one.point).value or 0.0, reverse=True)
     noise = FLOOR if stick is None else stick.noise
-    clearly: Callable[[Rated, Rated], bool] = (lambda a, b: _paired(a, b, noise)) if same_work else _apart
-    unclear = [other for other in others if not clearly(best, other)]
+    apart = {id(other): _slower(best, other, noise) for other in others}
+    unclear = [other for other in others if apart[id(other)] is False]
     reasons = [*_certainty(best, noise), *_noise(stick), *_balance(best)]
     if others:
         slower = "Clearly slower" if stick else "Slower than the choice of prompts explains"
-        reasons.append(f"{slower}: {len(others) - len(unclear)} of the {len(others)} other candidates.")
-    if suspects and suspects != timed:
-        reasons.append(
-            f"Left out, measured other than acceptance and step times predict, so repeat: {_labels(suspects)}."
-        )
-    if checks:
-        reasons.append(f"No candidate, since the target as its own draft is a check: {_labels(checks)}.")
+        reasons.append(f"{slower}: {sum(map(bool, apart.values()))} of the {len(others)} other candidates.")
+    reasons += _listed("Not compared, their files cannot be read", [o for o in others if apart[id(o)] is None])
+    doubtful_ones = [one for one in drafting if one.doubtful and one not in settled]
+    reasons += _listed("Left out, measured other than acceptance and step times predict, so repeat", doubtful_ones)
+    checks = [one for one in rated if one not in drafting]
+    reasons += _listed("No candidate, since the target as its own draft is a check", checks)
     reasons += [note for note in best.point.run.results.notes if "outputs loop" in note]
-    also = _undecided(unclear, of=len(others))
-    return Verdict(best.point, _headline(best, also, compared=bool(compared), noise=noise), reasons)
+    return Verdict(best.point, _headline(best, _undecided(unclear, of=len(others)), noise=noise), reasons)
+
+
+def _listed(what: str, rated: Sequence[Rated]) -> list[str]:
+    return [f"{what}: {_labels(rated)}."] if rated else []
 
 
 def _undecided(unclear: Sequence[Rated], *, of: int) -> str:
@@ -88,15 +78,15 @@ def _undecided(unclear: Sequence[Rated], *, of: int) -> str:
     return f" Not clearly slower here: {_labels(unclear)}."
 
 
-def _headline(best: Rated, also: str, *, compared: bool, noise: float) -> str:
+def _headline(best: Rated, also: str, *, noise: float) -> str:
     point = best.point
     settings = [f"{key}={value}" for key, value in point.others.items()]
     what = ", ".join([f"draft {point.draft}", f"proposal length {point.k}", *settings])
-    if not compared:
+    if best.speedup.value is None:
         return f"The fastest is {what}: {_with_interval(_speed(point), ' tokens/s', 0)}.{also}"
     speed = f"{_with_interval(best.speedup, 'x')} the speed of plain decoding"
-    gain, sure = best.speedup.value or 0.0, not _certainty(best, noise)
-    if gain > 1:
+    sure = not _certainty(best, noise)
+    if best.speedup.value > 1:
         return f"{'Use' if sure else 'If at all, use'} {what}. Expect {speed}.{also}"
     if sure:
         return f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
@@ -106,6 +96,8 @@ def _headline(best: Rated, also: str, *, compared: bool, noise: float) -> str:
 def _certainty(best: Rated, noise: float) -> list[str]:
     if best.speedup.value is None:
         return ["Plain decoding was not run as well (baseline=off): this does not say whether speculation pays."]
+    if best.doubtful:
+        return ["Every run was measured other than acceptance and step times predict: repeat on a quiet machine."]
     if best.speedup.ci95 is None:
         return ["Too few requests for an interval: the figure may be far off."]
     if best.speedup.ci95[0] <= 1 <= best.speedup.ci95[1]:
@@ -140,20 +132,15 @@ def _balance(best: Rated) -> list[str]:
     ]
 
 
-def _apart(best: Rated, other: Rated) -> bool:
-    """Their speed-ups' intervals do not touch, each measured against plain decoding in its own run."""
-    ours, theirs = best.speedup.ci95, other.speedup.ci95
-    return ours is not None and theirs is not None and theirs[1] * FLOOR < ours[0]
-
-
-def _paired(best: Rated, other: Rated, noise: float) -> bool:
-    """The difference in speed is neither the choice of prompts, with requests paired, nor the machine's."""
+def _slower(best: Rated, other: Rated, noise: float) -> bool | None:
+    """Whether neither the choice of prompts, with requests paired, nor the machine explains the difference in speed;
+    ``None`` if a file that tells is damaged."""
     try:
         differences = compare(best.point.run, other.point.run)
-    except UserError:  # other prompts or another target: nothing to pair
-        return False
+    except UserError:
+        return None
     change = next(difference for difference in differences if difference.name == SPEED)
-    return replace(change, noise=noise).verdict == "A higher"
+    return replace(change, noise=max(noise, change.noise)).verdict == "A higher"
 
 
 def _labels(rated: Sequence[Rated]) -> str:
@@ -165,10 +152,6 @@ def _labels(rated: Sequence[Rated]) -> str:
 def _is_own_draft(point: Point) -> bool:
     draft, proposal = (section(point.run.results, name) for name in ("draft", "proposal"))
     return draft.get("kind") == "self" and proposal.get("kind") == "draft_model"
-
-
-def _gain(rated: Rated) -> float:
-    return rated.speedup.value or _speed(rated.point).value or 0.0
 
 
 def _speed(point: Point) -> Estimate:

@@ -1,18 +1,18 @@
 """Plain decoding as the yardstick of a sweep: the same work in every run, so its spread shows what the machine did."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import exp, log
 from statistics import median
 from typing import Any
 
-from spec_harness.analysis.comparable import flatten
+from spec_harness.analysis.comparable import flatten, task
 from spec_harness.evaluation.results import Estimate, RunResults
-from spec_harness.evaluation.round_cost import prediction_error
+from spec_harness.evaluation.round_cost import FAR_OFF, prediction_error
 
 # Speeds closer than this are never called different: two runs of the same work on a quiet machine are not, either.
 FLOOR = 1.05
-_DOUBTFUL = 1.2  # a prediction's error / the usual one of the sweep, or the inverse
+_ENOUGH, _DOUBTFUL = 4, 1.2  # runs; a prediction's error / the usual one of the sweep, or the inverse
 # What plain decoding does not see of the configuration.
 _UNSEEN = ("draft.", "proposal.", "logger.", "verbose", "integrity", "seed", "sampling.seed", "baseline", "trainer.en")
 
@@ -22,6 +22,7 @@ class Yardstick:
     """Plain decoding's tokens per second in each run that measured it."""
 
     speeds: Sequence[float]
+    work: Mapping[str, Any] = field(default_factory=dict)  # what was decoded, how and where
 
     @property
     def speed(self) -> float:
@@ -43,16 +44,17 @@ def yardstick(runs: Sequence[RunResults]) -> Yardstick | None:
     works = [_work(one) for one, _ in measured]
     if len(measured) < 2 or any(work != works[0] for work in works):
         return None
-    return Yardstick([speed for _, speed in measured])
+    return Yardstick([speed for _, speed in measured], works[0])
 
 
 def doubtful(runs: Sequence[RunResults], stick: Yardstick | None) -> list[bool]:
-    """Which runs were measured far from what acceptance and step times predict, compared with the other runs: what the
-    prediction leaves out, as the ends of short runs, is left out of all of them; a busy machine strikes some."""
+    """Which runs were measured far from what acceptance and step times predict. With ``_ENOUGH`` runs or more compared
+    with the others: what the prediction leaves out, as the ends of short runs, is left out of all of them; a busy
+    machine strikes some."""
     off = [prediction_error(one, speedup_over(stick, one).value) for one in runs]
-    known = [error for error in off if error is not None]
-    usual = median(known) if known else 1.0
-    return [error is not None and max(error / usual, usual / error) > _DOUBTFUL for error in off]
+    known = [log(error) for error in off if error is not None]
+    usual, limit = (median(known), _DOUBTFUL) if len(known) >= _ENOUGH else (0.0, FAR_OFF)
+    return [error is not None and abs(log(error) - usual) > log(limit) for error in off]
 
 
 def speedup_over(stick: Yardstick | None, results: RunResults) -> Estimate:
@@ -61,7 +63,7 @@ def speedup_over(stick: Yardstick | None, results: RunResults) -> Estimate:
     if results.timing is None:
         return unknown
     own, speed = results.timing.speedup, results.timing.speculative_tokens_per_second
-    if stick is None or own.value is None or speed.value is None:
+    if stick is None or speed.value is None or _work(results) != stick.work:
         return own
     ci95 = None if speed.ci95 is None else (speed.ci95[0] / stick.speed, speed.ci95[1] / stick.speed)
     return Estimate(value=speed.value / stick.speed, ci95=ci95, n=speed.n)
@@ -72,6 +74,8 @@ def _plain_speed(results: RunResults) -> float | None:
 
 
 def _work(results: RunResults) -> dict[str, Any]:
-    """What plain decoding did, and where."""
-    machine = {"device": results.provenance.device, "threads": results.provenance.threads}
-    return {key: x for key, x in flatten(results.config).items() if not key.startswith(_UNSEEN)} | machine
+    """What plain decoding did, by which code, and where."""
+    source = results.provenance
+    where = source.model_dump(include={"device", "threads", "versions", "git_commit", "prompts_sha256"})
+    seen = {key: x for key, x in flatten(results.config).items() if not key.startswith(_UNSEEN)}
+    return seen | task(results) | where

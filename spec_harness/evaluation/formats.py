@@ -15,6 +15,11 @@ def bar_text(share: float, *, blocks: bool = True) -> str:
     return "\N{FULL BLOCK}" * whole + _EIGHTHS[eighths]
 
 
+def printable(text: str) -> str:
+    """Without what would act on a terminal, or is no character at all."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def tokens(count: int) -> str:
     return f"{count:,} token" + ("" if count == 1 else "s")
 

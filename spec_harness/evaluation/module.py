@@ -110,6 +110,8 @@ class SpecDecodeEvalModule(LightningModule):
         assert scheduler is not None
         while scheduler.num_unfinished:
             self._step(scheduler)
+        self._num_requests = len(current.records)  # a conversation may have ended before its last turn
+        self._report(current)
         scheduler.blocks.check_integrity()
         current.stage_s = scheduler.worker.timer.seconds()
         current.blocks_peak = scheduler.blocks.peak_allocated

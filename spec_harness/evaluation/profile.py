@@ -78,9 +78,11 @@ def measure_steps(
     room = (_TURNS * (_SETTLE + _MEASURED) + 1) * (
         settings.max_proposal_len + 1
     ) + 2  # tokens that the measured steps may emit
-    if target.max_model_len <= room + 1:
+    models = [target, draft] if isinstance(draft, LoadedModel) else [target]
+    limit = min(model.max_model_len for model in models) - room
+    if limit < 1:
         return None
-    chosen = [list(prompts[i % len(prompts)][: target.max_model_len - room]) for i in range(batch)]
+    chosen = [list(prompts[i % len(prompts)][:limit]) for i in range(batch)]
     longest = max(map(len, chosen)) + room
     roomy = replace(
         settings,
@@ -97,8 +99,6 @@ def measure_steps(
     rows = [seq.metadata for seq in speculative.running]
     score = _score_times(speculative, rows, target.vocab_size)
     draft_step = _draft_step(speculative, rows, drafting)
-    if draft_step is None:
-        return None
     return StepTimes(
         batch=batch,
         context_len=sum(len(row.data) for row in rows) // max(1, len(rows)),
@@ -162,30 +162,24 @@ def _step(engine: Scheduler) -> _EngineStep:
     )
 
 
-def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], step: _EngineStep) -> float | None:
-    """One draft step, from multi-step calls with nothing to catch up; ``None`` if the draft has no room for one."""
+def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], step: _EngineStep) -> float:
+    """One draft step, from multi-step calls that have nothing to catch up."""
     proposer = engine.worker.proposer
     k = engine.max_proposal_len
     if not isinstance(proposer, DraftModelTop1Proposer):
         return step.propose_s / max(1.0, step.proposal_len)
-    worker = proposer.worker
-    lens = [min(k, worker.max_model_len + 1 - len(row.data)) for row in rows]
-    fitting = [row for row, length in zip(rows, lens, strict=True) if length == k]
-    if not fitting:
-        return None
+    worker, target = proposer.worker, engine.worker.target
 
     def call() -> None:
-        for row in fitting:
+        for row in rows:
             worker.rewind(row.seq_id, len(row.data))
-        worker.execute_model_multi_step(_with_room(engine, fitting, k), k)
-
-    target = engine.worker.target
+        worker.execute_model_multi_step(_with_room(engine, rows, k), k)
 
     def target_pass() -> None:
         """In a run the target's weights pass through the caches between two proposals."""
-        for row in fitting:
+        for row in rows:
             target.rewind(row.seq_id, len(row.data))
-        target.compute_logits(_with_room(engine, fitting, 0))
+        target.compute_logits(_with_room(engine, rows, 0))
 
     return _time(call, worker.runner.device, between=target_pass) / k
 

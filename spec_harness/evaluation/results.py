@@ -231,8 +231,12 @@ def latency(seconds: Sequence[float]) -> Latency | None:
 def replace_text(path: Path, text: str) -> None:
     """Write a file so that a reader, or a kill, sees the old content or the new, never half of it."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_results(path: Path, results: RunResults) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spec_harness.evaluation.block import MEANING, WORDS, Bar, Block, Line
-from spec_harness.evaluation.formats import bar_text
+from spec_harness.evaluation.formats import bar_text, printable
 from spec_harness.evaluation.results import RunResults
 from spec_harness.evaluation.tables import blocks, headline
 
@@ -122,11 +122,11 @@ def _table(block: Block, bar: str, *, without: Sequence[str] = (), tight: bool =
 def _cell(cell: str | Bar | Line, bar: str) -> Text:
     if isinstance(cell, Bar):
         return Text(bar_text(cell.share, blocks=bar != "#"))
-    return _text(cell) if isinstance(cell, Line) else Text(cell)
+    return _text(cell) if isinstance(cell, Line) else Text(printable(cell))
 
 
 def _text(line: Line) -> Text:
-    return Text(line.text, style=_STYLES[line.tone])
+    return Text(printable(line.text), style=_STYLES[line.tone])
 
 
 def _title(text: str) -> Text:

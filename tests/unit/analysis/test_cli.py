@@ -17,10 +17,12 @@ from tests.unit.evaluation.conftest import _random_requests
 Save = Callable[..., Path]
 
 
-def timing(speedup: float | None, *, tokens_per_second: float = 100.0) -> TimingResults:
+def timing(speedup: float | None, *, tokens_per_second: float | None = None) -> TimingResults:
+    """Over plain decoding at 100 tokens/s, whose speed is not recorded."""
     interval = None if speedup is None else (speedup - 0.1, speedup + 0.1)
+    speed = 100.0 * (speedup or 1.0) if tokens_per_second is None else tokens_per_second
     return TimingResults(
-        speculative_tokens_per_second=Estimate(value=tokens_per_second, n=10),
+        speculative_tokens_per_second=Estimate(value=speed, n=10),
         baseline_tokens_per_second=Estimate(value=None, n=0),
         speedup=Estimate(value=speedup, ci95=interval, n=10),
     )
@@ -206,3 +208,21 @@ def test_a_terminal_without_the_characters_gets_question_marks(save_run: Save, t
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "gr??e" in done.stdout
     assert done.stderr == ""
+
+
+def test_damage_that_nobody_thought_of_costs_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, words in (
+        (KeyError("turn"), "cannot be read as what spec-eval left (KeyError: 'turn')"),
+        (KeyboardInterrupt(), "interrupted"),
+    ):
+
+        def fail(directory: Path, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr("spec_harness.analysis.show.show", fail)
+        assert main(["show", "run"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        assert words in line

@@ -1,5 +1,6 @@
 """Reading finished runs, and saying what is wrong with one that cannot be read."""
 
+import json
 import os
 import subprocess
 import sys
@@ -81,8 +82,19 @@ def test_damaged_token_texts_are_named(content: str, save: Callable[..., Path], 
 def test_lines_are_split_at_line_feeds_only(save: Callable[..., Path], tmp_path: Path) -> None:
     """A text may hold Unicode's own line separators."""
     path = save(tmp_path / "run") / "generations.jsonl"
-    path.write_text('{"text": "a\u2028b"}\n{"text": "\x85"}\n', encoding="utf-8")
-    assert load_run(tmp_path / "run").generations() == [{"text": "a\u2028b"}, {"text": "\x85"}]
+    row: dict[str, Any] = {"request_id": "a", "turn": 0, "sample": 0, "prompt_token_ids": [], "token_ids": []}
+    texts = ("a\u2028b", "\x85")
+    lines = [json.dumps(row | {"text": text}, ensure_ascii=False) for text in texts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert [found["text"] for found in load_run(tmp_path / "run").generations()] == list(texts)
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", '{"request_id": "a"}', "[" * 100_000])
+def test_lines_that_are_no_outputs_are_named(line: str, save: Callable[..., Path], tmp_path: Path) -> None:
+    path = save(tmp_path / "run") / "generations.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(UserError, match=str(path)):
+        load_run(tmp_path / "run").generations()
 
 
 def touch(path: Path, *, seconds: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spec_harness.analysis.load import load_run, load_sweep
+from spec_harness.analysis.load import Run, load_run, load_sweep
 from spec_harness.analysis.points import NGRAM, Point, points
 from spec_harness.analysis.verdict import verdict
 from spec_harness.analysis.yardstick import FLOOR, Yardstick, yardstick
@@ -18,9 +18,11 @@ from tests.unit.analysis.conftest import config
 Save = Callable[..., Path]
 
 
-def timing(speedup: float | None, spread: float = 0.05, tokens_per_second: float = 100.0) -> TimingResults:
+def timing(speedup: float | None, spread: float = 0.05, tokens_per_second: float | None = None) -> TimingResults:
+    """Over plain decoding at 100 tokens/s, whose speed is not recorded."""
+    speed = 100.0 * (speedup or 1.0) if tokens_per_second is None else tokens_per_second
     return TimingResults(
-        speculative_tokens_per_second=Estimate(value=tokens_per_second, ci95=(90.0, 110.0), n=10),
+        speculative_tokens_per_second=Estimate(value=speed, ci95=(0.9 * speed, 1.1 * speed), n=10),
         baseline_tokens_per_second=Estimate(value=None, n=0),
         speedup=Estimate(value=speedup, ci95=None if speedup is None else (speedup - spread, speedup + spread), n=10),
     )
@@ -30,12 +32,14 @@ def timing(speedup: float | None, spread: float = 0.05, tokens_per_second: float
 def sweep(save_run: Save, tmp_path: Path) -> Callable[..., list[Point]]:
     """The points of runs with these timings; ``kinds`` are their drafts'."""
 
-    def make(*timings: TimingResults, kinds: tuple[str, ...] = (), **changes: list[Any]) -> list[Point]:
+    def make(
+        *timings: TimingResults, kinds: tuple[str, ...] = (), folder: str = "sweep", **changes: list[Any]
+    ) -> list[Point]:
         for number, one in enumerate(timings):
             own = {key: values[number] for key, values in changes.items()}
             settings = config(draft__kind=kinds[number] if kinds else "hf", **own)
-            save_run(tmp_path / "sweep" / str(number), timing=one, config=settings)
-        return points(load_sweep(tmp_path / "sweep").runs)
+            save_run(tmp_path / folder / str(number), timing=one, config=settings)
+        return points(load_sweep(tmp_path / folder).runs)
 
     return make
 
@@ -117,13 +121,21 @@ def test_a_run_that_step_times_contradict_is_left_out(sweep: Callable[..., list[
     def run(speedup: float, predicted: float) -> TimingResults:
         return timing(speedup).model_copy(update={"time_share": share, "predicted_speedup": predicted})
 
-    answer = verdict(sweep(run(1.0, 1.4), run(1.2, 1.7), run(0.7, 1.6), sampling__seed=[1, 2, 3]))
+    runs = run(1.0, 1.4), run(1.2, 1.7), run(1.1, 1.5), run(0.7, 1.6)
+    answer = verdict(sweep(*runs, sampling__seed=[1, 2, 3, 4]))
     assert answer is not None
     assert answer.best.label == "seed=2"
     assert answer.reasons[-2:] == [
-        "Slower than the choice of prompts explains: 1 of the 1 other candidates.",
-        "Left out, measured other than acceptance and step times predict, so repeat: seed=3.",
+        "Slower than the choice of prompts explains: 2 of the 2 other candidates.",
+        "Left out, measured other than acceptance and step times predict, so repeat: seed=4.",
     ]
+    few = verdict(sweep(run(1.0, 1.0), run(1.7, 2.9), folder="few", sampling__seed=[1, 2]))
+    assert few is not None
+    assert few.best.label == "seed=1"
+    alone = verdict(sweep(run(1.7, 2.9), folder="alone"))
+    assert alone is not None
+    assert alone.headline.startswith("If at all, use ")
+    assert alone.reasons[0].startswith("Every run was measured other than")
 
 
 def plain(speed: float, baseline: float) -> TimingResults:
@@ -161,6 +173,53 @@ def test_plain_decoding_of_all_runs_is_the_yardstick(sweep: Callable[..., list[P
 )
 def test_noise_is_the_spread_of_the_same_work_without_a_hiccup(speeds: tuple[float, ...], noise: float) -> None:
     assert Yardstick(speeds).noise == pytest.approx(noise, rel=0.01)
+
+
+def test_other_code_or_prompts_are_other_work(sweep: Callable[..., list[Point]]) -> None:
+    """The average over two files of prompts under one name made speed-ups of 3.1 and 0.5 of 1.1 and 0.9."""
+    runs = [point.run.results for point in sweep(plain(110, 100), plain(50, 55), sampling__seed=[1, 2])]
+    assert yardstick(runs) is not None
+    for change in ({"prompts_sha256": "other"}, {"git_commit": "other"}):
+        source = runs[1].provenance.model_copy(update=change)
+        assert yardstick([runs[0], runs[1].model_copy(update={"provenance": source})]) is None
+
+
+def test_a_run_without_plain_decoding_is_measured_by_the_others(sweep: Callable[..., list[Point]]) -> None:
+    alone = timing(None, tokens_per_second=300.0)
+    answer = verdict(sweep(plain(150, 100), plain(160, 100), alone, proposal__max_proposal_len=[2, 3, 4]))
+    assert answer is not None
+    assert answer.best.run.results.config["proposal"] == {"kind": "draft_model", "max_proposal_len": 4}
+    assert "Expect 3.00x" in answer.headline
+
+
+def test_more_tokens_per_second_win_where_plain_decoding_differs(sweep: Callable[..., list[Point]]) -> None:
+    """A batch of one has the better speed-up over its own plain decoding, and a third of the speed."""
+    found = sweep(plain(317, 200), plain(834, 700), sampling__seed=[1, 1])
+    configs = [{**point.run.results.config, "max_num_seqs": batch} for point, batch in zip(found, (1, 8), strict=True)]
+    runs = [
+        Run(point.run.directory, point.run.results.model_copy(update={"config": own}))
+        for point, own in zip(found, configs, strict=True)
+    ]
+    answer = verdict(points(runs))
+    assert answer is not None
+    assert answer.best.run is runs[1]
+    assert answer.headline.startswith("Use draft tiny-draft, proposal length 4, max_num_seqs=8. Expect 1.19x")
+
+
+def test_the_same_run_twice_is_not_clearly_slower(sweep: Callable[..., list[Point]]) -> None:
+    answer = verdict(sweep(plain(100, 100), plain(120, 100), plain(150, 101)))
+    assert answer is not None
+    assert answer.reasons[-1] == "Clearly slower: 0 of the 2 other candidates."
+
+
+def test_drafts_of_one_name_are_told_apart(save_run: Save, tmp_path: Path) -> None:
+    for job, size in enumerate((32, 64)):
+        settings = config()
+        settings["draft"] = {"kind": "random", "config": {"hidden_size": size}}
+        save_run(tmp_path / "sweep" / str(job), config=settings)
+    found = points(load_sweep(tmp_path / "sweep").runs)
+    assert [point.label for point in found] == ["hidden_size=32", "hidden_size=64"]
+    assert len({point.series for point in found}) == 2
 
 
 def test_plain_decoding_is_a_yardstick_only_where_it_was_the_same_work(sweep: Callable[..., list[Point]]) -> None:
