@@ -306,7 +306,7 @@ def test_a_run_that_was_told_to_stop_does_not_end_as_if_it_were_done(
 
     fake_run(stopped)
     assert main([*TINY_RUN, "hydra.run.dir=out"]) == 1
-    assert capfd.readouterr().err.startswith("interrupted; finished requests are in ")
+    assert capfd.readouterr().err.startswith("error: interrupted; what was finished is in ")
     assert status_of(tmp_path / "out")["state"] == "failed"
 
 
