@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser(
         "show",
         help="the table of a run, or one row for each job of a sweep",
-        description="Prints the table of a run, with intervals and notes, or of a sweep: the fastest first, and what to use.",
+        description="Prints the table of a run, with intervals and notes, or of a sweep: fastest first, what to use.",
     )
     show.add_argument("directory", type=Path, metavar="DIR", help="of a run or of a sweep")
     plot = commands.add_parser(
