@@ -8,11 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from spec_harness.errors import UserError
 from spec_harness.evaluation.integrity import SIZES, IntegrityError, require, run_gate
 from spec_harness.evaluation.results import Check
+from spec_harness.models import ASSETS, quiet_transformers
 from spec_harness.spec_decode.engine import EngineSettings
 from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
+from spec_harness.worker.attention import PagedBatch
 from spec_harness.worker.model_loader import LoadedModel, prepare
 from tests.faults import FAULTS, Fault
 from tests.helpers import noisy_copy, prompts, tiny_loaded, tiny_model
@@ -110,3 +114,20 @@ def test_a_draft_that_is_never_accepted_leaves_no_fault_unseen(monkeypatch: pyte
     assert not failed()
     monkeypatch.setattr("spec_harness.spec_decode.engine.MultiStepWorker", LastTokenOnlyWorker)
     assert any("tokens in the KV cache" in name for name in failed())
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_to_the_next_token_is_found_at_load(role: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick gate may miss it in a weak draft in bfloat16; all logits of a few prompts, compared at load, do not."""
+    quiet_transformers()
+    model = AutoModelForCausalLM.from_pretrained(ASSETS / role, dtype=dtype)
+    build = PagedBatch.build
+
+    def changed(*arguments: object, **keywords: object) -> PagedBatch:
+        batch = build(*arguments, **keywords)  # type: ignore[arg-type]
+        return replace(batch, groups=[replace(group, positions=group.positions + 1) for group in batch.groups])
+
+    monkeypatch.setattr(PagedBatch, "build", changed)
+    with pytest.raises(UserError, match="logits on the paged KV cache differ from its own"):
+        prepare(model, where=role, max_model_len=None)
