@@ -50,7 +50,8 @@ def measure(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str, f
     names = ("write_token_texts", "log_results", "finish", "make_loggers")
     for name in names:
         setattr(run_module, name, timed(spent, name, getattr(run_module, name)))
-    RunningFigures.__call__ = timed(spent, "running figures", RunningFigures.__call__)  # type: ignore[method-assign]
+    call = timed(spent, "running figures", RunningFigures.__call__)
+    RunningFigures.__call__ = call  # type: ignore[method-assign]  # instances are called by way of their class
     config = composed(
         f"data.limit={arguments.prompts}", f"max_num_seqs={arguments.batch}", "trainer.enable_progress_bar=false"
     )

@@ -1,6 +1,7 @@
 """The Lightning modules of the two models, on a schedule measured in minutes."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tiny_pair.models import build_optimizers, hidden_states, schedule_factor
 LossFunction = Callable[..., Tensor]
 
 
-class TimedModule(lightning.LightningModule):
+class TimedModule(lightning.LightningModule, ABC):
     """Trains for a wall time: the learning rate follows the elapsed fraction of it.
 
     The elapsed time is saved in the checkpoint, so a resumed run keeps its schedule and a
@@ -53,9 +54,9 @@ class TimedModule(lightning.LightningModule):
         self._last_tick = 0.0
         self._last_evaluation = 0.0
 
+    @abstractmethod
     def batch_loss(self, batch: Any) -> tuple[Tensor, int]:
         """Mean loss of a batch, and how many tokens it trains on; the target and each stage of the draft define it."""
-        raise NotImplementedError
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return build_optimizers(self.model, matrix_lr=self.matrix_lr, other_lr=self.other_lr)

@@ -6,6 +6,7 @@ Faults are planted once the models are loaded, so that the checks at load do not
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -124,8 +125,8 @@ def test_attention_to_the_next_token_is_found_at_load(role: str, dtype: str, mon
     model = AutoModelForCausalLM.from_pretrained(ASSETS / role, dtype=dtype)
     build = PagedBatch.build
 
-    def changed(*arguments: object, **keywords: object) -> PagedBatch:
-        batch = build(*arguments, **keywords)  # type: ignore[arg-type]
+    def changed(*arguments: Any, **keywords: Any) -> PagedBatch:
+        batch = build(*arguments, **keywords)
         return replace(batch, groups=[replace(group, positions=group.positions + 1) for group in batch.groups])
 
     monkeypatch.setattr(PagedBatch, "build", changed)

@@ -113,9 +113,10 @@ def test_time_shares_add_up_to_the_time_of_a_token(of_sweep: dict[str, Figure], 
     timings = [run.results.timing for run in real_sweep.runs]
     for row, timing in enumerate(timings):
         assert timing is not None
+        assert timing.time_share is not None
         total = 1000 / float(timing.speculative_tokens_per_second.value or 0)
         assert sum(stage[row] for stage in widths.values()) == pytest.approx(total)
-        assert widths["score"][row] == pytest.approx(total * timing.time_share.score)  # type: ignore[union-attr]
+        assert widths["score"][row] == pytest.approx(total * timing.time_share.score)
     stick = yardstick([run.results for run in real_sweep.runs])  # none: plain decoding depends on the block size
     plain = [line.get_xdata()[0] for line in axes.lines]
     assert stick is None
