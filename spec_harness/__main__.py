@@ -5,7 +5,6 @@ directory. Exit codes: 0 done, 1 a fault while running, 2 the configuration or t
 """
 
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from spec_harness.compose import (
     to_config,
 )
 from spec_harness.config import register_schema
-from spec_harness.errors import UserError, tolerate_encodings
+from spec_harness.errors import UserError
 from spec_harness.run_directory import (
     Footprint,
     announce,
@@ -43,6 +42,7 @@ from spec_harness.run_directory import (
     run_state,
     unfinished_jobs,
 )
+from spec_harness.terminal import report, tolerate_encodings
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(arguments)
     except UserError as error:
-        return _report(error)
+        report(error)
+        return 2
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        report("interrupted")
         return 1
 
 
@@ -93,13 +94,14 @@ def _run_once(request: Request, plan: Plan) -> int:
         code = 1
     if refusals:
         footprint.remove_new()
-        return _report(refusals[0])
+        report(refusals[0])
+        return 2
     if run_state(plan.output_dir) == "running":  # killed before it could say so
         record_failure(plan.output_dir, KeyboardInterrupt("interrupted"))
     if code == 0 and run_state(plan.output_dir) not in ("done", None):
         code = 1  # Lightning ends a run that was told to stop as if it were done
     if code and _was_interrupted(plan.output_dir):
-        print(f"error: interrupted; what was finished is in {plan.output_dir}", file=sys.stderr)
+        report(f"interrupted; what was finished is in {plan.output_dir}")
     return code
 
 
@@ -118,10 +120,10 @@ def _sweep(request: Request, plan: Plan) -> int:
     if job_stamps(plan.output_dir):
         _summarize(plan.output_dir, shown=plan.verbose)
     else:
-        print("error: interrupted before the first job", file=sys.stderr)
+        report("interrupted before the first job")
     failures = failed_jobs(plan.output_dir, earlier)
     for line in failures:
-        print(f"error: {line}", file=sys.stderr)
+        report(line)
     return 1 if failures else code
 
 
@@ -188,13 +190,6 @@ def _start_hydra(job: Callable[[DictConfig], None], arguments: list[str]) -> int
     finally:
         sys.argv = before
     return 0
-
-
-def _report(error: UserError) -> int:
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        traceback.print_exception(error)
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

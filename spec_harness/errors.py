@@ -1,7 +1,4 @@
-"""The one exception that means: the user's configuration or input is wrong; and how a command keeps talking."""
-
-import sys
-from io import TextIOWrapper
+"""The one exception that means: the user's configuration or input is wrong."""
 
 
 class UserError(ValueError):
@@ -9,10 +6,3 @@ class UserError(ValueError):
 
     The command turns it into a single ``error:`` line on stderr and exit code 2.
     """
-
-
-def tolerate_encodings() -> None:
-    """A character that the terminal's encoding lacks is shown as a question mark; it must not end a command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")

@@ -7,13 +7,13 @@ thought of; one ``error:`` line each.
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from spec_harness import __version__
-from spec_harness.errors import UserError, tolerate_encodings
+from spec_harness.errors import UserError
+from spec_harness.terminal import report, tolerate_encodings
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,18 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _compare(arguments.directory_a, arguments.directory_b)
     except (UserError, OSError) as error:  # what cannot be written, or read, is named by the error itself
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            traceback.print_exception(error)
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        report(error)
         return 2
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        report("interrupted")
         return 1
     except Exception as error:  # a damaged file, in a way that nobody thought of
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        print(f"error: cannot be read as what spec-eval left ({what}); HYDRA_FULL_ERROR=1 shows where", file=sys.stderr)
+        what = f"{type(error).__name__}: {error}"
+        report(f"cannot be read as what spec-eval left ({what}); HYDRA_FULL_ERROR=1 shows where")
         return 1
     return 0
 

@@ -3,7 +3,28 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_harness.evaluation.results import RunResults
+from spec_harness.evaluation.results import Estimate, RunResults
+
+SILENT = ("logger", "verbose", "trainer.enable_progress_bar")  # configuration that changes no figure
+
+
+def under(key: str, prefixes: Sequence[str]) -> bool:
+    """The key is one of ``prefixes``, or inside such a section."""
+    return any(f"{key}.".startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def machine(results: RunResults) -> tuple[str, int]:
+    """Device and threads."""
+    return results.provenance.device, results.provenance.threads
+
+
+def speed(results: RunResults) -> Estimate:
+    """Tokens per second of the pass that the run's files are about: plain decoding's where nothing proposes."""
+    timing = results.timing
+    if timing is None:
+        return Estimate(value=None, n=0)
+    drafted = timing.speculative_tokens_per_second
+    return timing.baseline_tokens_per_second if drafted.value is None else drafted
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -32,7 +53,7 @@ def unlike(runs: Sequence[RunResults]) -> list[str]:
         | ({"prompts": one.provenance.prompts_sha256} if hashed else {})
         | {f"data.{key}": x for key, x in section(one, "data").items() if not hashed or key == "chat_template"}
         | {"requests": one.proposal.num_requests}
-        | {"device": one.provenance.device, "threads": one.provenance.threads}
+        | dict(zip(("device", "threads"), machine(one), strict=True))
         for one in runs
     ]
     keys = dict.fromkeys(key for one in asked for key in one)

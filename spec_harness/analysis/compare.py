@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from spec_harness.analysis.comparable import flatten, task
+from spec_harness.analysis.comparable import SILENT, flatten, machine, speed, task, under
 from spec_harness.analysis.load import Run
 from spec_harness.analysis.yardstick import FLOOR, yardstick
 from spec_harness.errors import UserError
 from spec_harness.evaluation.counts import ProposalCounts
 from spec_harness.evaluation.intervals import Bootstrap, Floats, Interval
 from spec_harness.evaluation.metrics import RATIOS
-from spec_harness.evaluation.results import Estimate, RunResults
+from spec_harness.evaluation.results import RunResults
 
 RATES = ("coverage", "acceptance_rate", "mean_acceptance_length", "tokens_per_target_pass")
 SPEED = "tokens_per_second"
@@ -74,7 +74,7 @@ def compare(a: Run, b: Run) -> list[Difference]:
         else draws.interval(change * _relative_speed(draws, theirs) / _relative_speed(draws, ours))
     )
     stick = yardstick([a.results, b.results])
-    uncertain = same_work(a.results, b.results) or machine(a.results) != machine(b.results)
+    uncertain = is_repeat(a.results, b.results) or machine(a.results) != machine(b.results)
     noise = inf if uncertain else FLOOR if stick is None else stick.noise
     return [*found, Difference(name=SPEED, a=before, b=after, change=change, ci95=ci95, is_ratio=True, noise=noise)]
 
@@ -82,27 +82,14 @@ def compare(a: Run, b: Run) -> list[Difference]:
 def changed_settings(a: RunResults, b: RunResults) -> dict[str, tuple[Any, Any]]:
     """The keys of the configuration that differ, with both values: what the difference may be due to."""
     ours, theirs = flatten(a.config), flatten(b.config)
-    keys = [key for key in ours | theirs if not key.startswith(("logger.", "verbose"))]
+    keys = [key for key in ours | theirs if not under(key, SILENT)]
     return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
 
 
-def machine(results: RunResults) -> tuple[str, int]:
-    return results.provenance.device, results.provenance.threads
-
-
-def same_work(a: RunResults, b: RunResults) -> bool:
+def is_repeat(a: RunResults, b: RunResults) -> bool:
     """Settings, code and machine agree: speeds differ by what else the machine did."""
     same_code = a.provenance.versions == b.provenance.versions and a.provenance.git_commit == b.provenance.git_commit
     return same_code and machine(a) == machine(b) and not changed_settings(a, b)
-
-
-def speed(results: RunResults) -> Estimate:
-    """Tokens per second of the pass that the run's files are about: plain decoding's where nothing proposes."""
-    timing = results.timing
-    if timing is None:
-        return Estimate(value=None, n=0)
-    drafted = timing.speculative_tokens_per_second
-    return timing.baseline_tokens_per_second if drafted.value is None else drafted
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from spec_harness.analysis.compare import EQUAL, RATES, SPEED, Difference, changed_settings, machine, same_work
+from spec_harness.analysis.comparable import machine
+from spec_harness.analysis.compare import EQUAL, RATES, SPEED, Difference, changed_settings, is_repeat
 from spec_harness.analysis.load import Run
 from spec_harness.analysis.yardstick import yardstick
 from spec_harness.evaluation.block import Block, Line
@@ -52,8 +53,8 @@ def compare_notes(a: Run, b: Run) -> list[str]:
         shown = [f"{key} {before} -> {after}" for key, (before, after) in list(changed.items())[:_SHOWN]]
         more = f", and {len(changed) - _SHOWN} more" * (len(changed) > _SHOWN)
         notes.append(f"Settings that differ (A -> B): {', '.join(shown)}{more}.")
-    else:
-        notes.append("The runs have the same settings: any difference in speed is the machine's.")
+    if is_repeat(a.results, b.results):
+        notes.append("The runs have the same settings and code: any difference in speed is the machine's.")
     if "proposal.max_proposal_len" in changed:
         notes.append(
             "Longer proposals have a lower acceptance rate by themselves: later tokens are harder to guess. Tokens per "
@@ -83,7 +84,7 @@ def _speed(d: Difference, a: Run, b: Run) -> Line:
     """The interval covers the prompts; what the machine did between the runs shows in plain decoding, if anywhere."""
     if machine(a.results) != machine(b.results):
         return Line("Speed: not compared, the runs were measured on different machines.", "caution")
-    if d.change is not None and same_work(a.results, b.results):
+    if d.change is not None and is_repeat(a.results, b.results):
         return Line(
             f"Speed: the runs have the same settings, B / A is {_change(d, d.change)} by the machine.", "caution"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from spec_harness.analysis.jobs import find_jobs, is_run
+from spec_harness.analysis.jobs import is_run
 from spec_harness.analysis.load import Run, Sweep, load_run, load_sweep
 from spec_harness.analysis.plots import run_figures, sweep_figures
 from spec_harness.analysis.plots.token_plot import by_acceptance, generation_tokens
@@ -79,7 +79,7 @@ def _run_body(run: Run) -> Iterator[str]:
 
 
 def _sweep_body(sweep: Sweep) -> Iterator[str]:
-    jobs, found = find_jobs(sweep.directory), points(sweep.runs)
+    jobs, found = sweep.all_jobs, points(sweep.runs)
     answer = verdict(found)
     yield from _headline(sweep_headline(jobs, name=sweep.directory.absolute().name))
     if answer is not None:

@@ -64,9 +64,13 @@ class Sweep:
     """The jobs of a sweep: those with results, and the others with the reason."""
 
     directory: Path
-    runs: list[Run]
-    failures: list[Job]
+    all_jobs: list[Job]
+    runs: list[Run]  # of those with results
     jobs: pd.DataFrame  # one row a job, see load_sweep
+
+    @property
+    def failures(self) -> list[Job]:
+        return [job for job in self.all_jobs if job.results is None]
 
 
 def load_run(directory: str | Path) -> Run:
@@ -95,7 +99,7 @@ def load_sweep(directory: str | Path) -> Sweep:
         for job in jobs
     ]
     runs = [Run(job.directory, job.results) for job in jobs if job.results is not None]
-    return Sweep(folder, runs, [job for job in jobs if job.results is None], pd.DataFrame(rows))
+    return Sweep(folder, jobs, runs, pd.DataFrame(rows))
 
 
 def latest_run(outputs: str | Path = "outputs") -> Path:

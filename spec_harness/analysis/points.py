@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from spec_harness.analysis.comparable import flatten
+from spec_harness.analysis.comparable import SILENT, flatten, under
 from spec_harness.analysis.load import Run
 from spec_harness.evaluation.results import RunResults
 
 NGRAM, NOBODY = "n-gram lookup", "no proposals"
-# Keys that the draft's label and the length already tell, and those that change no figure.
+# Keys that the draft's label and the length already tell.
 _MAKERS = ("draft.config", "draft.seed", "draft.path")
 _TOLD = ("draft.kind", "draft.path", "draft.config", "draft.seed", "proposal.kind", "proposal.max_proposal_len")
-_SILENT = ("logger", "verbose", "baseline", "integrity", "trainer.enable_progress_bar")
+_SILENT = (*SILENT, "baseline", "integrity")  # and what changes no figure of a proposal
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def points(runs: Sequence[Run]) -> list[Point]:
 def _points(runs: Sequence[Run], told: Sequence[str]) -> list[Point]:
     """``told``: keys that the draft's label and the length tell."""
     flat = [flatten(run.results.config) for run in runs]
-    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if not _under(key, (*told, *_SILENT))]
+    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if not under(key, (*told, *_SILENT))]
     varying = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
     names = [proposer(run.results) for run in runs]
     short = {name: PurePath(name).name for name in names}
@@ -70,7 +70,3 @@ def proposer(results: RunResults) -> str:
 
 def proposal_len(results: RunResults) -> int:
     return len(results.proposal.accepted_length_histogram) - 1
-
-
-def _under(key: str, prefixes: Sequence[str]) -> bool:
-    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from spec_harness.analysis.jobs import find_jobs, is_run, read_run
+from spec_harness.analysis.jobs import is_run, read_run
 from spec_harness.evaluation.summary import plain_console, print_blocks, print_headline, print_notes, print_summary
 
 
@@ -21,9 +21,9 @@ def show_sweep(directory: Path) -> None:
     from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
     from spec_harness.analysis.verdict import verdict
 
-    jobs, console = find_jobs(directory), plain_console()
-    print_headline(console, sweep_headline(jobs, name=str(directory)))
-    print_blocks(console, sweep_blocks(jobs))
-    answer = verdict(points(load_sweep(directory).runs))
+    sweep, console = load_sweep(directory), plain_console()
+    print_headline(console, sweep_headline(sweep.all_jobs, name=str(directory)))
+    print_blocks(console, sweep_blocks(sweep.all_jobs))
+    answer = verdict(points(sweep.runs))
     if answer is not None:
         print_notes(console, answer.reasons, title=answer.headline)

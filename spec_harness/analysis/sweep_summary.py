@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from spec_harness.analysis.jobs import find_jobs
 from spec_harness.analysis.load import load_sweep
 from spec_harness.analysis.points import points
 from spec_harness.analysis.sweep_tables import sweep_blocks, sweep_headline
@@ -24,7 +23,7 @@ def write_sweep_summary(directory: Path) -> None:
     temporary = directory / f"{PARQUET}.tmp"
     storable(sweep.jobs).to_parquet(temporary, index=False)
     temporary.replace(directory / PARQUET)
-    jobs = find_jobs(directory)
+    jobs = sweep.all_jobs
     title, *answers = sweep_headline(jobs, name=directory.absolute().name)
     parts = [f"# Sweep {escaped(title.text)}", *(f"**{escaped(line.text)}**" for line in answers)]
     for block in sweep_blocks(jobs):

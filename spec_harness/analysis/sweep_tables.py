@@ -5,7 +5,7 @@ Runs that answer different questions stand in the order of their names: no table
 
 from collections.abc import Sequence
 
-from spec_harness.analysis.comparable import unlike
+from spec_harness.analysis.comparable import speed, unlike
 from spec_harness.analysis.jobs import Job, varying
 from spec_harness.analysis.yardstick import Yardstick, doubtful, speedup_over, yardstick
 from spec_harness.evaluation.block import MEANING, Block, Line
@@ -54,14 +54,7 @@ def _ranked(done: Sequence[tuple[Job, RunResults]]) -> list[tuple[Job, RunResult
     """Fastest first. Unlike ones stay as they are."""
     if unlike([results for _, results in done]):
         return list(done)
-    return sorted(done, key=lambda item: -(_tokens_per_second(item[1]) or 0.0))
-
-
-def _tokens_per_second(results: RunResults) -> float | None:
-    """Of the pass that proposed, else of plain decoding."""
-    if results.timing is None:
-        return None
-    return results.timing.speculative_tokens_per_second.value or results.timing.baseline_tokens_per_second.value
+    return sorted(done, key=lambda item: -(speed(item[1]).value or 0.0))
 
 
 def _figures(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], stick: Yardstick | None) -> Block:
@@ -72,9 +65,7 @@ def _figures(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], stick:
         cells = [together(*number(speedup, unit="x")) for speedup in speedups]
         marks = [_DOUBTFUL * doubt for doubt in doubtful([results for _, results in done], stick)]
         columns["speed-up"] = [cell + mark for cell, mark in zip(cells, marks, strict=True)]
-    columns["tokens/s"] = [
-        "n/a" if (speed := _tokens_per_second(results)) is None else f"{speed:,.0f}" for _, results in done
-    ]
+    columns["tokens/s"] = [number(speed(results), digits=0)[0] for _, results in done]
     columns["acceptance rate"] = [together(*rate(results.proposal.acceptance_rate)) for _, results in done]
     columns["coverage"] = [percent(results.proposal.coverage.value) for _, results in done]
     columns["per pass"] = [number(results.proposal.tokens_per_target_pass)[0] for _, results in done]

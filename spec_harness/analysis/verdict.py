@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spec_harness.analysis.comparable import section, unlike
+from spec_harness.analysis.comparable import section, speed, unlike
 from spec_harness.analysis.compare import SPEED, compare
 from spec_harness.analysis.points import NOBODY, Point
 from spec_harness.analysis.yardstick import FLOOR, Yardstick, doubtful, speedup_over, yardstick
@@ -42,14 +42,14 @@ def verdict(points: Sequence[Point]) -> Verdict | None:
     if unlike(runs):
         return None
     stick = yardstick(runs)
-    proposing = [p for p in points if p.draft != NOBODY and p.k and _speed(p).value is not None]
+    proposing = [p for p in points if p.draft != NOBODY and p.k and speed(p.run.results).value is not None]
     doubts = doubtful([point.run.results for point in proposing], stick)
     rated = [Rated(p, speedup_over(stick, p.run.results), doubt) for p, doubt in zip(proposing, doubts, strict=True)]
     drafting = [one for one in rated if not _is_own_draft(one.point)] or rated
     settled = [one for one in drafting if not one.doubtful] or drafting
     if not settled:
         return None
-    best, *others = sorted(settled, key=lambda one: _speed(one.point).value or 0.0, reverse=True)
+    best, *others = sorted(settled, key=lambda one: speed(one.point.run.results).value or 0.0, reverse=True)
     noise = FLOOR if stick is None else stick.noise
     apart = {id(other): _slower(best, other, noise) for other in others}
     unclear = [other for other in others if apart[id(other)] is False]
@@ -83,14 +83,14 @@ def _headline(best: Rated, also: str, *, noise: float) -> str:
     settings = [f"{key}={value}" for key, value in point.others.items()]
     what = ", ".join([f"draft {point.draft}", f"proposal length {point.k}", *settings])
     if best.speedup.value is None:
-        return f"The fastest is {what}: {_with_interval(_speed(point), ' tokens/s', 0)}.{also}"
-    speed = f"{_with_interval(best.speedup, 'x')} the speed of plain decoding"
+        return f"The fastest is {what}: {_with_interval(speed(point.run.results), ' tokens/s', 0)}.{also}"
+    gain = f"{_with_interval(best.speedup, 'x')} the speed of plain decoding"
     sure = not _certainty(best, noise)
     if best.speedup.value > 1:
-        return f"{'Use' if sure else 'If at all, use'} {what}. Expect {speed}.{also}"
+        return f"{'Use' if sure else 'If at all, use'} {what}. Expect {gain}.{also}"
     if sure:
-        return f"Do not use any of these drafts here. The best, {what}, runs at {speed}."
-    return f"None of these drafts is clearly faster here. The best, {what}, runs at {speed}."
+        return f"Do not use any of these drafts here. The best, {what}, runs at {gain}."
+    return f"None of these drafts is clearly faster here. The best, {what}, runs at {gain}."
 
 
 def _certainty(best: Rated, noise: float) -> list[str]:
@@ -152,11 +152,6 @@ def _labels(rated: Sequence[Rated]) -> str:
 def _is_own_draft(point: Point) -> bool:
     draft, proposal = (section(point.run.results, name) for name in ("draft", "proposal"))
     return draft.get("kind") == "self" and proposal.get("kind") == "draft_model"
-
-
-def _speed(point: Point) -> Estimate:
-    timing = point.run.results.timing
-    return Estimate(value=None, n=0) if timing is None else timing.speculative_tokens_per_second
 
 
 def _with_interval(estimate: Estimate, unit: str, digits: int = 2) -> str:

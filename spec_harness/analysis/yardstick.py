@@ -6,7 +6,7 @@ from math import exp, log
 from statistics import median
 from typing import Any
 
-from spec_harness.analysis.comparable import flatten, task
+from spec_harness.analysis.comparable import SILENT, flatten, task, under
 from spec_harness.evaluation.results import Estimate, RunResults
 from spec_harness.evaluation.round_cost import FAR_OFF, prediction_error
 
@@ -14,7 +14,7 @@ from spec_harness.evaluation.round_cost import FAR_OFF, prediction_error
 FLOOR = 1.05
 _ENOUGH, _DOUBTFUL = 4, 1.2  # runs; a prediction's error / the usual one of the sweep, or the inverse
 # What plain decoding does not see of the configuration.
-_UNSEEN = ("draft.", "proposal.", "logger.", "verbose", "integrity", "seed", "sampling.seed", "baseline", "trainer.en")
+_UNSEEN = (*SILENT, "draft", "proposal", "integrity", "seed", "sampling.seed", "baseline")
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Yardstick:
 
 def yardstick(runs: Sequence[RunResults]) -> Yardstick | None:
     """``None`` unless two runs or more measured plain decoding, and all of those did the same work in it."""
-    measured = [(one, speed) for one in runs if (speed := _plain_speed(one))]
+    measured = [(one, plain) for one in runs if (plain := _plain_speed(one))]
     works = [_work(one) for one, _ in measured]
     if len(measured) < 2 or any(work != works[0] for work in works):
         return None
-    return Yardstick([speed for _, speed in measured], works[0])
+    return Yardstick([plain for _, plain in measured], works[0])
 
 
 def doubtful(runs: Sequence[RunResults], stick: Yardstick | None) -> list[bool]:
@@ -62,11 +62,16 @@ def speedup_over(stick: Yardstick | None, results: RunResults) -> Estimate:
     unknown = Estimate(value=None, n=0)
     if results.timing is None:
         return unknown
-    own, speed = results.timing.speedup, results.timing.speculative_tokens_per_second
-    if stick is None or speed.value is None or _work(results) != stick.work:
-        return own
-    ci95 = None if speed.ci95 is None else (speed.ci95[0] / stick.speed, speed.ci95[1] / stick.speed)
-    return Estimate(value=speed.value / stick.speed, ci95=ci95, n=speed.n)
+    drafted = results.timing.speculative_tokens_per_second
+    if stick is None or drafted.value is None or _work(results) != stick.work:
+        return results.timing.speedup
+    ci95 = None if drafted.ci95 is None else (drafted.ci95[0] / stick.speed, drafted.ci95[1] / stick.speed)
+    return Estimate(value=drafted.value / stick.speed, ci95=ci95, n=drafted.n)
+
+
+def plain_speed(stick: Yardstick | None, results: RunResults) -> float | None:
+    """Plain decoding's tokens per second that the run's speed-up is over."""
+    return _plain_speed(results) if stick is None or _work(results) != stick.work else stick.speed
 
 
 def _plain_speed(results: RunResults) -> float | None:
@@ -77,5 +82,5 @@ def _work(results: RunResults) -> dict[str, Any]:
     """What plain decoding did, by which code, and where."""
     source = results.provenance
     where = source.model_dump(include={"device", "threads", "versions", "git_commit", "prompts_sha256"})
-    seen = {key: x for key, x in flatten(results.config).items() if not key.startswith(_UNSEEN)}
+    seen = {key: x for key, x in flatten(results.config).items() if not under(key, _UNSEEN)}
     return seen | task(results) | where

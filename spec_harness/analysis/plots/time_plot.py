@@ -5,21 +5,23 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+from spec_harness.analysis.comparable import speed
 from spec_harness.analysis.points import Point
 from spec_harness.analysis.style import HATCHES, STAGES, new_figure
-from spec_harness.analysis.yardstick import yardstick
-from spec_harness.evaluation.results import TimeShare
+from spec_harness.analysis.yardstick import plain_speed, yardstick
 
 _NARROW = 0.06  # of the axis: no number fits into a segment below
 
 
 def time_per_token(points: Sequence[Point]) -> Figure | None:
     """One bar a run: milliseconds of wall time per output token, by stage; a mark where plain decoding stands."""
-    timed = [(point, speed, share) for point in points for speed, share in [_timing(point)] if speed and share]
+    timings = [(point, speed(point.run.results).value, point.run.results.timing) for point in points]
+    timed = [(point, own, timing.time_share) for point, own, timing in timings if own and timing and timing.time_share]
     if not timed:
         return None
     stick = yardstick([point.run.results for point in points])
-    plain = [_plain_ms(point) if stick is None else 1000 / stick.speed for point, _, _ in timed]
+    speeds = [plain_speed(stick, point.run.results) for point, _, _ in timed]
+    plain = [1000 / own if own else None for own in speeds]
     note = "Wall time of the speculative run / its output tokens, prefills included; the numbers are shares of the bar."
     if any(ms is not None for ms in plain):
         note += (
@@ -27,12 +29,12 @@ def time_per_token(points: Sequence[Point]) -> Figure | None:
             f"{'' if stick is None else '; its median over the runs'})."
         )
     figure, axes = new_figure(height=1.9 + 0.32 * len(timed), note=note)
-    widest = max([1000 / speed for _, speed, _ in timed] + [ms for ms in plain if ms is not None])
+    widest = max([1000 / own for _, own, _ in timed] + [ms for ms in plain if ms is not None])
     rows = range(len(timed))
     left = [0.0] * len(timed)
     for stage, color in STAGES.items():
         shares = [float(getattr(share, stage)) for _, _, share in timed]
-        widths = [share * 1000 / speed for share, (_, speed, _) in zip(shares, timed, strict=True)]
+        widths = [share * 1000 / own for share, (_, own, _) in zip(shares, timed, strict=True)]
         bars = axes.barh(
             rows,
             widths,
@@ -65,17 +67,3 @@ def time_per_token(points: Sequence[Point]) -> Figure | None:
     # Between title and bars, its right end at theirs: long labels on the left leave it no room there.
     axes.legend(loc="lower right", bbox_to_anchor=(1.01, 1.0), ncols=7, handlelength=1, columnspacing=1, fontsize=8)
     return figure
-
-
-def _timing(point: Point) -> tuple[float | None, TimeShare | None]:
-    timing = point.run.results.timing
-    if timing is None:
-        return None, None
-    speed = timing.speculative_tokens_per_second.value or timing.baseline_tokens_per_second.value
-    return speed, timing.time_share
-
-
-def _plain_ms(point: Point) -> float | None:
-    timing = point.run.results.timing
-    speed = None if timing is None else timing.baseline_tokens_per_second.value
-    return 1000 / speed if speed else None
