@@ -9,15 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from spec_harness.__main__ import main
+from spec_harness.analysis.load import Run
 from spec_harness.models import ASSETS
 from spec_harness.worker.model_loader import LoadedModel
 from tests.helpers import noisy_copy, tiny_model
 
 QUIET = ("trainer.enable_progress_bar=false", "integrity=off")  # the checks before a run have tests of their own
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}<assistant>"
+
+SAMPLED = (
+    "sampling=temperature",
+    "sampling.temperature=0.8",
+    "sampling.max_new_tokens=24",
+    "data.limit=12",
+)  # a run with its intervals
 
 
 @contextmanager
@@ -102,3 +111,12 @@ def error_line(stderr: str) -> str:
     (line,) = stderr.splitlines()
     assert line.startswith("error: ")
     return line
+
+
+def everything_below(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def rows_of(run: Run, name: str = "rounds") -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(run.directory / f"{name}.parquet").to_pylist()
+    return rows

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from spec_harness.analysis.load import Run, load_run
 from tests.inspection import shapes_unchecked
-from tests.run_helpers import working_directory
+from tests.run_helpers import SAMPLED, spec_eval, working_directory
 
 
 @pytest.fixture
@@ -20,3 +21,11 @@ def clean_process(tmp_path: Path) -> Iterator[None]:
 def without_shape_checks() -> Iterator[None]:
     with shapes_unchecked():
         yield
+
+
+@pytest.fixture(scope="session")
+def sampled_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("sampled")
+    with working_directory(folder):
+        assert spec_eval(*SAMPLED) == 0
+    return load_run(folder / "run")

@@ -1,7 +1,6 @@
 """A mistake of the user costs one line on stderr and exit code 2, and leaves no directory behind."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import pytest
 from spec_harness.__main__ import main
 from spec_harness.config import EvalConfig
 from spec_harness.errors import UserError
-from tests.run_helpers import error_line, status_of
+from tests.run_helpers import error_line, everything_below, status_of
 
 pytestmark = pytest.mark.usefixtures("clean_process")
 
@@ -32,10 +31,6 @@ def refuse(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:
     (run_dir / "status.json").write_text('{"state": "running"}')
     (run_dir / "wandb").mkdir()
     raise UserError(f"kv_cache.num_blocks must be at least 5, not {config.kv_cache.num_blocks}")
-
-
-def everything_below(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
 def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -94,52 +89,6 @@ def test_a_wrong_configuration(
 ) -> None:
     assert main(arguments) == 2
     assert message in error_line(capfd.readouterr().err)
-    assert everything_below(tmp_path) == []
-
-
-GOOD = '{"prompt": "import os"}\n'
-BAD_FILES = [
-    ("", "is empty"),
-    ("\n  \n", "is empty"),
-    (GOOD * 2 + '{"prompt": \n', "line 3: not valid JSON"),
-    (GOOD + '"import os"\n', "line 2: must be a JSON object"),
-    (GOOD + '{"prompt": ""}\n', "line 2: prompt is empty"),
-    (GOOD + "\n" + '{"turns": ["a", " "]}\n', "line 3: turns[1] is empty"),
-    (GOOD + '{"text": "a"}\n', "line 2: must have exactly one of prompt, messages and turns; it has none of them"),
-    (GOOD + '{"prompt": "a", "turns": ["b"]}\n', "it has prompt and turns"),
-    (GOOD + '{"prompt": 3}\n', "line 2: prompt must be a text, not the number 3"),
-    (GOOD + '{"messages": [{"role": "user"}]}\n', "line 2: messages[0] must be an object"),
-    (GOOD + '{"prompt": "a", "max_new_tokens": 0}\n', "line 2: max_new_tokens must be at least 1, not 0"),
-    (GOOD + '{"prompt": "a", "max_proposal_len": "4"}\n', "line 2: max_proposal_len must be a whole number"),
-    (GOOD + '{"prompt": "a", "max_new_tokens": ' + "9" * 5000 + "}\n", "line 2: not valid JSON"),
-    (GOOD + "[" * 100_000 + "\n", "line 2: not valid JSON"),
-    (GOOD + '{"prompt": "\\ud800"}\n', "line 2: prompt holds half of a surrogate pair"),
-    ('{"prompt": "x", "id": "\\ud800"}\n', "line 1: id holds half of a surrogate pair"),
-    ('{"prompt": "x", "category": "\\udfff"}\n', "line 1: category holds half of a surrogate pair"),
-    (
-        '{"messages": [{"role": "\\ud800", "content": "x"}, {"role": "user", "content": "x"}]}\n',
-        "line 1: messages[0].role holds half of a surrogate pair",
-    ),
-    ('{"prompt": "x", "category": "a\\u001b[31mb"}\n', "line 1: category 'a\\x1b[31mb' holds a control character"),
-    ('{"prompt": "x", "id": "a\\nb"}\n', "line 1: id 'a\\nb' holds a control character"),
-    ('{"prompt": "a", "id": 7}\n{"prompt": "b", "id": "7"}\n', "line 2: id '7' is already used in line 1"),
-]
-
-
-@pytest.mark.parametrize(("content", "message"), BAD_FILES)
-def test_a_wrong_file_of_prompts(content: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(content)
-    assert main(["data=jsonl", f"data.path={path}"]) == 2
-    line = error_line(capfd.readouterr().err)
-    assert f"data.path: {path}" in line
-    assert message in line
-    assert everything_below(tmp_path) == ["prompts.jsonl"]
-
-
-def test_a_missing_file_of_prompts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["data=jsonl", "data.path=nowhere.jsonl"]) == 2
-    assert f"data.path: {tmp_path / 'nowhere.jsonl'} does not exist" in error_line(capfd.readouterr().err)
     assert everything_below(tmp_path) == []
 
 
@@ -308,9 +257,3 @@ def test_a_run_that_was_told_to_stop_does_not_end_as_if_it_were_done(
     assert main([*TINY_RUN, "hydra.run.dir=out"]) == 1
     assert capfd.readouterr().err.startswith("error: interrupted; what was finished is in ")
     assert status_of(tmp_path / "out")["state"] == "failed"
-
-
-def test_a_file_of_prompts_that_is_no_regular_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert main([f"data.path={tmp_path / 'pipe'}"]) == 2
-    assert "is no regular file" in error_line(capfd.readouterr().err)
