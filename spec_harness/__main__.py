@@ -117,10 +117,10 @@ def _sweep(request: Request, plan: Plan) -> int:
         code = 1
         for directory in unfinished_jobs(plan.output_dir, earlier):
             record_failure(directory, KeyboardInterrupt("interrupted"))
+        if not job_stamps(plan.output_dir):
+            report("interrupted before the first job")
     if job_stamps(plan.output_dir):
         _summarize(plan.output_dir, shown=plan.verbose)
-    else:
-        report("interrupted before the first job")
     failures = failed_jobs(plan.output_dir, earlier)
     for line in failures:
         report(line)

@@ -168,9 +168,9 @@ def _prediction(results: RunResults) -> str | None:
     prefill = 0.0 if timing.time_share is None else timing.time_share.prefill
     return (
         f"Acceptance and step times predict {timing.predicted_speedup:.2f}x, but {timing.speedup.value:.2f}x was "
-        f"measured: something else decides here. The prediction leaves out prefill ({percent(prefill)} of time) and "
-        "the ends of the run, where fewer sequences run; or the machine's speed changed between the two passes: repeat "
-        "the run."
+        f"measured: more than prefill ({percent(prefill)} of time), which the prediction leaves out, accounts for. The "
+        "ends of the run, where fewer sequences run, are not in it either; or the machine's speed changed between the "
+        "two passes: repeat the run."
     )
 
 

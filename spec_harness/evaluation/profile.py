@@ -75,9 +75,8 @@ def measure_steps(
 
     ``None`` if a model's maximum length leaves no room for that.
     """
-    room = (_TURNS * (_SETTLE + _MEASURED) + 1) * (
-        settings.max_proposal_len + 1
-    ) + 2  # tokens that the measured steps may emit
+    steps = _TURNS * (_SETTLE + _MEASURED) + 1
+    room = steps * (settings.max_proposal_len + 1) + 2  # tokens that the measured steps may emit
     models = [target, draft] if isinstance(draft, LoadedModel) else [target]
     limit = min(model.max_model_len for model in models) - room
     if limit < 1:

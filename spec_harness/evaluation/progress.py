@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-WIDTH = 100  # columns
+from spec_harness.evaluation.summary import WIDTH
 
 
 @contextmanager

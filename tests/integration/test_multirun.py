@@ -201,3 +201,15 @@ def test_an_interrupted_sweep_says_so(
     assert err.splitlines() == ["error: job 0 (proposal.max_proposal_len=1): interrupted"]
     assert status_of(tmp_path / "sweep" / "0")["state"] == "failed"
     assert (tmp_path / "sweep" / "sweep_summary.md").is_file()
+
+
+def test_an_interrupt_before_the_first_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spec_harness.__main__._start_hydra", interrupted)
+    with working_directory(tmp_path):
+        assert main(["-m", "proposal.max_proposal_len=1,4", "hydra.sweep.dir=sweep"]) == 1
+    assert capfd.readouterr().err.splitlines() == ["error: interrupted before the first job"]

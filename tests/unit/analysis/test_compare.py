@@ -275,3 +275,12 @@ def test_speeds_of_two_machines_are_not_compared(save_run: Save, tmp_path: Path)
     assert differences[-1].verdict == "within noise"
     assert "Speed: not compared" in " ".join(line.text for line in compare_headline(a, b, differences))
     assert any("different machines" in note for note in compare_notes(a, b))
+
+
+def test_other_code_is_no_repeat(save_run: Save, tmp_path: Path) -> None:
+    """With equal settings any difference in speed was called the machine's, whatever had changed in the code."""
+    a, b = (load_run(save_run(tmp_path / name, timing=timing(100.0))) for name in "ab")
+    assert any("same settings and code" in note for note in compare_notes(a, b))
+    source = b.results.provenance.model_copy(update={"git_commit": "another"})
+    b = type(b)(b.directory, b.results.model_copy(update={"provenance": source}))
+    assert not any("same settings" in note for note in compare_notes(a, b))
