@@ -142,7 +142,13 @@ def test_a_fault_in_a_run_leaves_no_other_run_behind(monkeypatch: pytest.MonkeyP
 
 def start(*overrides: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "spec_harness", "logger=none", "hydra.run.dir=run", *QUIET, *overrides]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, preexec_fn=_heed_interrupts, **quiet)
+
+
+def _heed_interrupts() -> None:
+    """A test started in the background ignores interrupts, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_generations(process: subprocess.Popen[bytes], count: int) -> None:
