@@ -17,7 +17,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from spec_harness.evaluation.results import RunResults, read_results
+from spec_harness.results.schema import RunResults, read_results
 
 
 def measure(length: int, arguments: argparse.Namespace, directory: Path) -> RunResults:

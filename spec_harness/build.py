@@ -8,19 +8,18 @@ from pathlib import Path
 import torch
 
 from spec_harness.config import EvalConfig
+from spec_harness.data.conversations import Conversations
+from spec_harness.data.encoder import PromptDataModule, PromptEncoder
+from spec_harness.data.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, rows_sha256, select_rows
+from spec_harness.engine.engine import EngineSettings, NgramSettings, build_scheduler
+from spec_harness.engine.stopping import StopCriteria
 from spec_harness.errors import UserError
-from spec_harness.evaluation.conversations import Conversations
-from spec_harness.evaluation.data import PromptDataModule, PromptEncoder
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
-from spec_harness.evaluation.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, rows_sha256, select_rows
-from spec_harness.evaluation.report import BASELINE, SPECULATIVE
-from spec_harness.models import load_draft, load_model, load_tokenizer
+from spec_harness.evaluation.sections import BASELINE, SPECULATIVE
+from spec_harness.models.configured import load_draft, load_model, load_tokenizer
+from spec_harness.models.load import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
+from spec_harness.requests import Request, RequestRecord
 from spec_harness.settings import engine_settings
-from spec_harness.spec_decode.engine import EngineSettings, NgramSettings, build_scheduler
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.running import Request
-from spec_harness.spec_decode.stopping import StopCriteria
-from spec_harness.worker.model_loader import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
 
 _WARM_UP_TOKENS = 8  # two or three rounds of each sequence
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from spec_harness.config import EvalConfig, ProposalConfig
+from spec_harness.data.prompts import PromptRow
+from spec_harness.engine.engine import EngineSettings, SamplerSettings, blocks_that_fit, bytes_per_block
 from spec_harness.errors import UserError
-from spec_harness.evaluation.prompts import PromptRow
 from spec_harness.kv_cache.block_manager import blocks_for
-from spec_harness.spec_decode.engine import EngineSettings, SamplerSettings, blocks_that_fit, bytes_per_block
-from spec_harness.spec_decode.running import Request
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.requests import Request
 
 
 def engine_settings(

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from spec_harness.worker.model_loader import LoadedModel, build_random, prepare
+from spec_harness.models.load import LoadedModel, build_random, prepare
 from tests.helpers import CPU, SMALL
 
 MAX_LEN = 128  # tokens; below every family's maximum

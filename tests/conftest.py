@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
 from tests.helpers import noisy_copy, tiny_loaded
 
 torch.set_num_threads(1)

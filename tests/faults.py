@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor
 
 from spec_harness.kv_cache.kv_cache import KVCache
+from spec_harness.models.load import LoadedModel
 from spec_harness.worker.attention import PagedBatch, QueryGroup
-from spec_harness.worker.model_loader import LoadedModel
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from spec_harness.worker.worker import Worker
 

@@ -9,18 +9,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from spec_harness.engine.engine import EngineSettings, NgramSettings, SamplerSettings, build_scheduler
+from spec_harness.engine.scheduler import Scheduler
+from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.sequence import SamplingParams, SequenceData, SequenceMetadata
-from spec_harness.spec_decode.engine import EngineSettings, NgramSettings, SamplerSettings, build_scheduler
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.running import Request
-from spec_harness.spec_decode.scheduler import Scheduler
-from spec_harness.spec_decode.stopping import StopCriteria
-from spec_harness.worker.model_loader import LoadedModel, build_random, prepare
+from spec_harness.models.load import LoadedModel, build_random, prepare
+from spec_harness.models.paged_check import dense_logits
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.requests import Request, RequestRecord, SamplingParams, SequenceData, SequenceMetadata
 from spec_harness.worker.model_runner import ModelRunner
-from spec_harness.worker.paged_check import dense_logits
 from spec_harness.worker.randomness import Stream
 from spec_harness.worker.sampler import Sampler
 from tests.inspection import assert_nothing_left

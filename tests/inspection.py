@@ -10,11 +10,11 @@ from jaxtyping import config as jaxtyping_config
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from spec_harness.engine.scheduler import Scheduler
 from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.spec_decode.draft_model_proposer import DraftModelTop1Proposer
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.scheduler import Scheduler
-from spec_harness.worker.paged_check import attention_set_to
+from spec_harness.models.paged_check import attention_set_to
+from spec_harness.proposers.draft_model import DraftModelTop1Proposer
+from spec_harness.requests import RequestRecord
 from spec_harness.worker.worker import Worker
 
 

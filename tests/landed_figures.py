@@ -1,4 +1,4 @@
-"""Every count, rate and generation of 24 runs over the configuration space, as an earlier version of the code gave them.
+"""Every count, rate and generation of 24 runs over the configuration space, as an earlier version of the code gave it.
 
 A change of structure must leave all of them as they are: ``tests/integration/test_landed_figures.py`` compares. After a
 change that is meant to move figures, record them again, and say in the commit which moved and why:
@@ -20,7 +20,7 @@ CONVERSATIONS = Path("conversations.jsonl")  # written into the working director
 _TURNS = ("data=jsonl", f"data.path={CONVERSATIONS}")
 _SAMPLED = ("sampling=temperature", "sampling.temperature=0.8", "sampling.top_p=0.95")
 _FORKS = (*_SAMPLED, "sampling.n=3")
-_TIGHT = ("kv_cache.block_size=4", "kv_cache.num_blocks=60")
+_TIGHT = ("kv_cache.block_size=4", "kv_cache.num_blocks=26")
 
 RUNS: dict[str, tuple[str, ...]] = {
     "draft, greedy": (),
@@ -54,10 +54,13 @@ _COMMON = ("baseline=off", "data.limit=8", "sampling.max_new_tokens=24", "max_nu
 def figures_of(run_dir: Path) -> dict[str, Any]:
     """What must not change: counts exactly, generations and rounds as hashes, rates as numbers."""
     results = json.loads((run_dir / "results.json").read_text())
-    kv = {key: results["kv"][key] for key in ("num_blocks", "blocks_allocated_peak", "blocks_allocated", "preemptions", "swaps")}
+    kv = {
+        key: results["kv"][key]
+        for key in ("num_blocks", "blocks_allocated_peak", "blocks_allocated", "preemptions", "swaps")
+    }
     return {
-        "proposal": _without_samples(results["proposal"]),
-        "breakdowns": _without_samples(results["breakdowns"]),
+        "proposal": results["proposal"],
+        "breakdowns": _digest(list(_counts_of(results["breakdowns"]))),
         "kv": kv | {"utilization": results["kv"]["utilization"]},
         "baseline_equality": results["integrity"]["baseline_equality"],
         "generations": _digest(sorted(_generations(run_dir))),
@@ -65,15 +68,30 @@ def figures_of(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _without_samples(value: Any) -> Any:
-    """Estimates as value and interval: how many requests are behind one is a count of its own."""
+def _counts_of(value: Any, where: str = "") -> Iterator[str]:
+    """Every whole number in a tree of sections, with its place."""
     if isinstance(value, Mapping):
-        return {key: _without_samples(item) for key, item in value.items()}
-    return [_without_samples(item) for item in value] if isinstance(value, list) else value
+        for key in sorted(value):
+            yield from _counts_of(value[key], f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _counts_of(item, f"{where}[{index}]")
+    elif isinstance(value, int):
+        yield f"{where}={value}"
 
 
 def _generations(run_dir: Path) -> Iterator[str]:
-    keys = ("request_id", "turn", "sample", "category", "prompt", "prompt_token_ids", "text", "token_ids", "stop_reason")
+    keys = (
+        "request_id",
+        "turn",
+        "sample",
+        "category",
+        "prompt",
+        "prompt_token_ids",
+        "text",
+        "token_ids",
+        "stop_reason",
+    )
     with (run_dir / "generations.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
@@ -81,7 +99,17 @@ def _generations(run_dir: Path) -> Iterator[str]:
 
 
 def _rounds(run_dir: Path) -> Iterator[str]:
-    keys = ("request_id", "turn", "sample", "round", "context_len", "proposal_len", "num_accepted", "num_aligned", "num_emitted")
+    keys = (
+        "request_id",
+        "turn",
+        "sample",
+        "round",
+        "context_len",
+        "proposal_len",
+        "num_accepted",
+        "num_aligned",
+        "num_emitted",
+    )
     keys += ("skip_reason", "draft_token_ids", "output_token_ids", "num_draft_tokens_past_end", "ended_by_accepted_eos")
     for row in pq.read_table(run_dir / "rounds.parquet", columns=list(keys)).to_pylist():
         yield json.dumps([row[key] for key in keys])
@@ -116,7 +144,7 @@ def main() -> None:
         write_conversations(Path(folder))
         figures = {name: measure(name) for name in RUNS}
     FIGURES.parent.mkdir(exist_ok=True)
-    FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    FIGURES.write_text(json.dumps(figures, separators=(",", ":"), sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.models.paged_check import dense_logits
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
-from spec_harness.worker.paged_check import dense_logits
 from tests.helpers import (
     CPU,
     acceptance_rate,

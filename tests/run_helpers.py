@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from spec_harness.__main__ import main
-from spec_harness.analysis.load import Run
-from spec_harness.models import ASSETS
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.cli.evaluate import main
+from spec_harness.models.configured import ASSETS
+from spec_harness.models.load import LoadedModel
+from spec_harness.report.load import Run
 from tests.helpers import noisy_copy, tiny_model
 
 QUIET = ("trainer.enable_progress_bar=false", "integrity=off")  # the checks before a run have tests of their own

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from spec_harness.engine.round import SpecDecodeWorker
+from spec_harness.engine.scheduler import Scheduler
+from spec_harness.engine.stage_timer import StageTimer
+from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.block_manager import BlockManager
 from spec_harness.kv_cache.kv_cache import KVCache, LayerShape
-from spec_harness.spec_decode.draft_model_proposer import DraftModelTop1Proposer
-from spec_harness.spec_decode.interfaces import SpeculativeProposer
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.ngram_proposer import NgramProposer
-from spec_harness.spec_decode.no_proposer import NoProposer
-from spec_harness.spec_decode.scheduler import Scheduler
-from spec_harness.spec_decode.spec_decode_worker import SpecDecodeWorker
-from spec_harness.spec_decode.stage_timer import StageTimer
-from spec_harness.spec_decode.stopping import StopCriteria
+from spec_harness.proposers.base import SpeculativeProposer
+from spec_harness.proposers.draft_model import DraftModelTop1Proposer
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.proposers.ngram import NgramProposer
+from spec_harness.proposers.none import NoProposer
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from spec_harness.worker.randomness import Stream
 from spec_harness.worker.sampler import Sampler

@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from spec_harness.compose import CONFIG_NAME, VERSION_BASE, conf_dir, to_config
+from spec_harness.cli.compose import CONFIG_NAME, VERSION_BASE, conf_dir, to_config
 from spec_harness.config import EvalConfig, register_schema
 from spec_harness.errors import UserError
 
@@ -135,7 +135,7 @@ def test_help_names_every_option_and_no_other_group() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["kv_cache.block_size=0"]])
 def test_nothing_heavy_is_imported_before_a_run(arguments: list[str], tmp_path: Path) -> None:
     script = (
-        "import sys; from spec_harness.__main__ import main; main(sys.argv[1:]);"
+        "import sys; from spec_harness.cli.evaluate import main; main(sys.argv[1:]);"
         f"print('loaded:', [name for name in {HEAVY} if name in sys.modules])"
     )
     result = subprocess.run(

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from lightning import LightningModule
 
-from spec_harness.evaluation.aggregate import ProposalMetric
+from spec_harness.engine.scheduler import Scheduler, SchedulerStats
 from spec_harness.evaluation.progress import EvalProgress, PassProgress
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.running import Request
-from spec_harness.spec_decode.scheduler import Scheduler, SchedulerStats
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.metrics.aggregate import ProposalMetric
+from spec_harness.models.load import LoadedModel
+from spec_harness.requests import Request, RequestRecord
 
 
 @dataclass(kw_only=True)

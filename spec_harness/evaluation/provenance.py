@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 import spec_harness
-from spec_harness.evaluation.results import ModelIdentity, Provenance, Versions
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.results.schema import ModelIdentity, Provenance, Versions
 
 
 def model_identity(loaded: LoadedModel, *, name: str, revision: str | None) -> ModelIdentity:

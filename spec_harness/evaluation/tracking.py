@@ -9,12 +9,12 @@ from typing import Any
 import wandb
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
+from spec_harness.engine.scheduler import SchedulerStats
 from spec_harness.errors import UserError
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
-from spec_harness.evaluation.results import RunResults
 from spec_harness.evaluation.tracking_tables import POSITION, media, position_lines
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.scheduler import SchedulerStats
+from spec_harness.requests import RequestRecord
+from spec_harness.results.schema import RunResults
 
 # Lightning's own step goes back to 0 in the test epoch, so running figures have an axis of their own.
 STEP = "engine_step"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import wandb
 
-from spec_harness.evaluation.results import RunResults
-from spec_harness.evaluation.run_files import request_row
-from spec_harness.evaluation.token_view import legend_html, token_kinds, tokens_html
-from spec_harness.spec_decode.records import RequestRecord
+from spec_harness.report.token_view import legend_html, token_kinds, tokens_html
+from spec_harness.requests import RequestRecord
+from spec_harness.results.run_files import request_row
+from spec_harness.results.schema import RunResults
 
 POSITION = "position/draft_token"  # the axis of the per-position lines: 1 is the first draft token of a proposal
 MAX_REQUESTS = 100  # rows of the request table; requests.parquet has them all

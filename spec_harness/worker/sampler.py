@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from spec_harness.sequence import SequenceMetadata
+from spec_harness.requests import SequenceMetadata
 from spec_harness.worker.randomness import Stream, request_keys, sample_race
 
 

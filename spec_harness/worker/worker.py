@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_harness.kv_cache.cache_ops import CacheOps
-from spec_harness.sequence import SequenceMetadata
+from spec_harness.requests import SequenceMetadata
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from spec_harness.worker.sampler import Sampler, SamplerOutput
 

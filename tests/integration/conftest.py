@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_harness.analysis.load import Run, load_run
+from spec_harness.report.load import Run, load_run
 from tests.inspection import shapes_unchecked
 from tests.run_helpers import SAMPLED, spec_eval, working_directory
 

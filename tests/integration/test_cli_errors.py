@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_harness.__main__ import main
+from spec_harness.cli.evaluate import main
 from spec_harness.config import EvalConfig
 from spec_harness.errors import UserError
 from tests.run_helpers import error_line, everything_below, status_of
@@ -23,7 +23,7 @@ Run = Callable[..., None]
 @pytest.fixture
 def fake_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
     """Puts a function in the place of the engine."""
-    return lambda run: monkeypatch.setattr("spec_harness.run.run", run)
+    return lambda run: monkeypatch.setattr("spec_harness.evaluation.run.run", run)
 
 
 def refuse(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:

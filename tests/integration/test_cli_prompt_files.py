@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_harness.__main__ import main
+from spec_harness.cli.evaluate import main
 from tests.run_helpers import error_line, everything_below
 
 pytestmark = pytest.mark.usefixtures("clean_process")

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from spec_harness.config import EvalConfig, SamplingConfig
+from spec_harness.engine.running import RunningSequence
+from spec_harness.engine.scheduler import Scheduler
 from spec_harness.errors import UserError
 from spec_harness.kv_cache.block_manager import BlockManager, blocks_for
 from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.running import Request, RunningSequence
-from spec_harness.spec_decode.scheduler import Scheduler
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.requests import Request, RequestRecord
 from spec_harness.worker.worker import Worker
 from tests.helpers import acceptance_rate, forwards, noisy_copy, prompts, request, run_samples, scheduler
 from tests.inspection import drawn, largest_kv_difference, poison_unowned_blocks

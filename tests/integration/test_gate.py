@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from spec_harness.engine.engine import EngineSettings
 from spec_harness.errors import UserError
-from spec_harness.evaluation.integrity import SIZES, IntegrityError, require, run_gate
-from spec_harness.evaluation.results import Check
-from spec_harness.models import ASSETS, quiet_transformers
-from spec_harness.spec_decode.engine import EngineSettings
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
+from spec_harness.models.configured import ASSETS, quiet_transformers
+from spec_harness.models.load import LoadedModel, prepare
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.results.schema import Check
+from spec_harness.trust.kv_gate import SIZES, IntegrityError, require, run_gate
 from spec_harness.worker.attention import PagedBatch
-from spec_harness.worker.model_loader import LoadedModel, prepare
 from tests.faults import FAULTS, Fault
 from tests.helpers import noisy_copy, prompts, tiny_loaded, tiny_model
 
@@ -113,7 +113,7 @@ def test_a_draft_that_is_never_accepted_leaves_no_fault_unseen(monkeypatch: pyte
         return [check.name for check in checks if check.verdict == "fail"]
 
     assert not failed()
-    monkeypatch.setattr("spec_harness.spec_decode.engine.MultiStepWorker", LastTokenOnlyWorker)
+    monkeypatch.setattr("spec_harness.engine.engine.MultiStepWorker", LastTokenOnlyWorker)
     assert any("tokens in the KV cache" in name for name in failed())
 
 

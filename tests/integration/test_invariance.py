@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec_harness.spec_decode.engine import NgramSettings
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.running import Request
-from spec_harness.spec_decode.scheduler import Scheduler
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.engine.engine import NgramSettings
+from spec_harness.engine.scheduler import Scheduler
+from spec_harness.models.load import LoadedModel
+from spec_harness.requests import Request, RequestRecord
 from spec_harness.worker.model_runner import ModelRunner
 from tests.helpers import acceptance_rate, noisy_copy, pool_for, prompts, request, run, scheduler
 from tests.inspection import drawn, shapes_unchecked

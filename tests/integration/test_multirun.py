@@ -6,10 +6,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from spec_harness.__main__ import main
-from spec_harness.analysis.load import load_run
+from spec_harness.cli.evaluate import main
 from spec_harness.config import EvalConfig
 from spec_harness.errors import UserError
+from spec_harness.report.load import load_run
 from tests.run_helpers import QUIET, outputs_of, status_of, working_directory
 
 Jobs = list[tuple[EvalConfig, Path, str | None]]
@@ -30,7 +30,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
             raise RuntimeError("logits are not finite")
         (run_dir / "status.json").write_text(json.dumps({"state": "done", "error": None}))
 
-    monkeypatch.setattr("spec_harness.run.run", run)
+    monkeypatch.setattr("spec_harness.evaluation.run.run", run)
     return calls
 
 
@@ -194,7 +194,7 @@ def test_an_interrupted_sweep_says_so(
         (run_dir / "status.json").write_text(json.dumps({"state": "running", "error": None}))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("spec_harness.run.run", run)
+    monkeypatch.setattr("spec_harness.evaluation.run.run", run)
     with working_directory(tmp_path):
         assert main(["-m", "proposal.max_proposal_len=1,4", "hydra.sweep.dir=sweep"]) == 1
     err = capfd.readouterr().err
@@ -209,7 +209,7 @@ def test_an_interrupt_before_the_first_job(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("spec_harness.__main__._start_hydra", interrupted)
+    monkeypatch.setattr("spec_harness.cli.evaluate._start_hydra", interrupted)
     with working_directory(tmp_path):
         assert main(["-m", "proposal.max_proposal_len=1,4", "hydra.sweep.dir=sweep"]) == 1
     assert capfd.readouterr().err.splitlines() == ["error: interrupted before the first job"]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from spec_harness.spec_decode import engine as engine_module
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.engine import engine as engine_module
+from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.requests import RequestRecord
 from tests.helpers import acceptance_rate, prompts, request, run, scheduler, smallest_margin
 
 NEW_TOKENS = 25

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.requests import RequestRecord
 from tests.helpers import (
     acceptance_rate,
     generate,

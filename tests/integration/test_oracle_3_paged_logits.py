@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_harness.errors import UserError
-from spec_harness.worker.model_loader import LoadedModel, prepare
+from spec_harness.models.load import LoadedModel, prepare
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from tests.architectures import BY_NAME
 from tests.helpers import forwards, tiny_model

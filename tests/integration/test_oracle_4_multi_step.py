@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_harness.sequence import SequenceData, SequenceMetadata
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.requests import SequenceData, SequenceMetadata
 from spec_harness.worker.sampler import SamplerOutput
 from tests.helpers import forwards, metadata, prompts, shuffled_tables, worker
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec_harness.spec_decode.interfaces import SpeculativeProposals
-from spec_harness.spec_decode.rejection_sampler import RejectionSampler
-from spec_harness.worker.model_loader import LoadedModel
-from spec_harness.worker.paged_check import dense_logits
+from spec_harness.engine.verifiers.rejection import RejectionSampler
+from spec_harness.models.load import LoadedModel
+from spec_harness.models.paged_check import dense_logits
+from spec_harness.proposers.base import SpeculativeProposals
 from spec_harness.worker.randomness import Stream, request_keys, sample_race, uniform
 from tests.chi_square import p_value
 from tests.helpers import CPU, acceptance_rate, noisy_copy, request, run, scheduler, tiny_loaded

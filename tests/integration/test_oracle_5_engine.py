@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.records import RequestRecord
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.requests import RequestRecord
 from spec_harness.worker.sampler import SamplerOutput
 from tests.chi_square import p_value
 from tests.helpers import acceptance_rate, request, run

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
+from spec_harness.engine import engine as engine_module
+from spec_harness.engine.scheduler import Scheduler
 from spec_harness.kv_cache.block_manager import BlockManager
 from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.spec_decode import engine as engine_module
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.running import Request
-from spec_harness.spec_decode.scheduler import Scheduler
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.requests import Request
 from spec_harness.worker.worker import Worker
 from tests.helpers import prompts, request, run_samples, scheduler
 from tests.inspection import largest_kv_difference, poison_unowned_blocks

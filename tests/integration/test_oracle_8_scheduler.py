@@ -16,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_harness.engine.running import RunningSequence
+from spec_harness.engine.scheduler import Scheduler
 from spec_harness.kv_cache.block_manager import BlockManager, blocks_for
 from spec_harness.kv_cache.cache_ops import BlockPair, CacheOps
 from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.records import RequestRecord, SkipReason
-from spec_harness.spec_decode.running import Request, RunningSequence
-from spec_harness.spec_decode.scheduler import Scheduler
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.requests import Request, RequestRecord, SkipReason
 from spec_harness.worker.worker import Worker
 from tests.helpers import request
 from tests.inspection import assert_nothing_left, drawn, poison_unowned_blocks, shapes_unchecked

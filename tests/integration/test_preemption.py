@@ -6,11 +6,11 @@ from random import Random
 import pytest
 import torch
 
+from spec_harness.engine.scheduler import Scheduler
 from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.spec_decode.running import Request
-from spec_harness.spec_decode.scheduler import Scheduler
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.requests import Request
 from tests.helpers import pool_for, prompts, request, run, run_samples, scheduler
 from tests.inspection import drawn, poison_unowned_blocks
 from tests.stub_engine import VOCAB, Setup, StaleKVError, stub_engine

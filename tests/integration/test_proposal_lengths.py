@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from spec_harness.spec_decode.engine import NgramSettings
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.spec_decode_worker import NonFiniteLogitsError
-from spec_harness.worker.model_loader import LoadedModel
-from spec_harness.worker.paged_check import dense_logits
+from spec_harness.engine.engine import NgramSettings
+from spec_harness.engine.round import NonFiniteLogitsError
+from spec_harness.models.load import LoadedModel
+from spec_harness.models.paged_check import dense_logits
+from spec_harness.requests import RequestRecord
 from tests.helpers import (
     acceptance_rate,
     forwards,

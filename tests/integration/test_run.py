@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from spec_harness.analysis.load import Run, load_run
-from spec_harness.evaluation.prompts import BUILTIN_PROMPTS, read_jsonl
-from spec_harness.evaluation.run_files import GENERATION_KEYS, REQUESTS_SCHEMA, ROUNDS_SCHEMA
+from spec_harness.data.prompts import BUILTIN_PROMPTS, read_jsonl
 from spec_harness.evaluation.tracking import plain_numbers
+from spec_harness.report.load import Run, load_run
+from spec_harness.results.run_files import GENERATION_KEYS, REQUESTS_SCHEMA, ROUNDS_SCHEMA
 from tests.run_helpers import generations_of, outputs_of, rows_of, spec_eval, status_of, working_directory
 
 SMALL = ("data.limit=8", "sampling.max_new_tokens=24")

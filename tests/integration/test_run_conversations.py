@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from spec_harness.analysis.load import load_run
-from spec_harness.models import ASSETS
+from spec_harness.models.configured import ASSETS
+from spec_harness.report.load import load_run
 from tests.run_helpers import (
     TEMPLATE,
     copy_packaged,

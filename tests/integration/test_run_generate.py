@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from spec_harness.models import ASSETS
+from spec_harness.models.configured import ASSETS
 from tests.run_helpers import generations_of, spec_eval
 
 # Two differently shaped float32 forwards of the packaged model differ by less, as a share of the largest |logit|.

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from spec_harness.analysis.load import load_run
+from spec_harness.report.load import load_run
 from tests.helpers import SMALL, tiny_loaded
 from tests.run_helpers import (
     copy_packaged,

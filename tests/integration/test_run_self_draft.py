@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spec_harness.analysis.load import load_run
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.report.load import load_run
 from tests.run_helpers import rows_of, spec_eval, status_of
 
 SMALL = ("data.limit=8", "sampling.max_new_tokens=24")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_harness.analysis.cli import main as spec_report
-from spec_harness.analysis.compare import Difference, compare
-from spec_harness.analysis.load import Run, load_run, load_sweep
+from spec_harness.cli.report import main as spec_report
+from spec_harness.report.compare import Difference, compare
+from spec_harness.report.load import Run, load_run, load_sweep
 from tests.run_helpers import SAMPLED, copy_packaged, spec_eval
 
 pytestmark = pytest.mark.usefixtures("clean_process")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from spec_harness.analysis.load import Run, load_run
-from spec_harness.evaluation.aggregate import ProposalMetric
-from spec_harness.evaluation.counts import RANK_BINS, ProposalCounts
-from spec_harness.evaluation.results import Estimate, ProposalResults
-from spec_harness.models import ASSETS
-from spec_harness.worker.model_loader import load_pretrained
-from spec_harness.worker.paged_check import dense_logits
+from spec_harness.metrics.aggregate import ProposalMetric
+from spec_harness.metrics.counts import RANK_BINS, ProposalCounts
+from spec_harness.models.configured import ASSETS
+from spec_harness.models.load import load_pretrained
+from spec_harness.models.paged_check import dense_logits
+from spec_harness.report.load import Run, load_run
+from spec_harness.results.schema import Estimate, ProposalResults
 from tests.run_helpers import generations_of, rows_of, spec_eval, status_of
 
 K = 4

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from spec_harness.__main__ import main
-from spec_harness.evaluation.results import read_results
+from spec_harness.cli.evaluate import main
+from spec_harness.engine.verifiers.rejection import RejectionSampler
 from spec_harness.evaluation.tracking import plain_numbers
-from spec_harness.spec_decode.rejection_sampler import RejectionSampler
+from spec_harness.results.schema import read_results
 from tests.run_helpers import QUIET, error_line, spec_eval
 
 SMALL = ("data.limit=4", "sampling.max_new_tokens=10")

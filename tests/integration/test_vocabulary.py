@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from spec_harness.spec_decode.engine import NgramSettings
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.worker.model_loader import LoadedModel
-from spec_harness.worker.paged_check import dense_logits
+from spec_harness.engine.engine import NgramSettings
+from spec_harness.models.load import LoadedModel
+from spec_harness.models.paged_check import dense_logits
+from spec_harness.requests import RequestRecord
 from tests.helpers import prompts, request, run, scheduler, tiny_loaded
 
 VOCAB = 128

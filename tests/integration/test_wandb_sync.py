@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from spec_harness.evaluation.results import read_results
 from spec_harness.evaluation.tracking import plain_numbers
+from spec_harness.results.schema import read_results
 from tests.run_helpers import spec_eval, working_directory
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_harness.analysis.load import latest_run, load_run
+from spec_harness.report.load import latest_run, load_run
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,12 +8,11 @@ from itertools import pairwise
 import pytest
 from lightning import Trainer
 
-from spec_harness.evaluation.counts import ProposalCounts, counts_by_request
-from spec_harness.evaluation.data import PromptDataModule
+from spec_harness.data.encoder import PromptDataModule
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
-from spec_harness.spec_decode.records import RequestRecord
-from spec_harness.spec_decode.running import Request
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.metrics.counts import ProposalCounts, counts_by_request
+from spec_harness.models.load import LoadedModel
+from spec_harness.requests import Request, RequestRecord
 from tests.helpers import prompts, request, run, scheduler
 
 K = 3

@@ -10,8 +10,8 @@ import torch
 
 import spec_harness
 from spec_harness.evaluation.provenance import model_identity, provenance
-from spec_harness.evaluation.results import Provenance
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.results.schema import Provenance
 from tests.helpers import CPU, tiny_loaded
 
 

@@ -9,12 +9,12 @@ import pytest
 import wandb
 from lightning.pytorch.loggers import CSVLogger, Logger
 
+from spec_harness.engine.scheduler import SchedulerStats
 from spec_harness.errors import UserError
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
 from spec_harness.evaluation.tracking import RunningFigures, finish, make_loggers, plain_numbers, run_name
 from spec_harness.evaluation.tracking_tables import media, position_lines
-from spec_harness.spec_decode.scheduler import SchedulerStats
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
 
 Make = Callable[..., Any]
 

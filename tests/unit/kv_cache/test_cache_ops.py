@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from spec_harness.engine.scorer import TargetScorer
 from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.kv_cache.kv_cache import KVCache, LayerShape
-from spec_harness.sequence import SequenceMetadata
-from spec_harness.spec_decode.draft_model_proposer import DraftModelTop1Proposer
-from spec_harness.spec_decode.multi_step_worker import MultiStepWorker
-from spec_harness.spec_decode.target_scorer import TargetScorer
-from spec_harness.worker.model_loader import LoadedModel
+from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.draft_model import DraftModelTop1Proposer
+from spec_harness.proposers.multi_step_worker import MultiStepWorker
+from spec_harness.requests import SequenceMetadata
 from tests.helpers import CPU, forwards, metadata, worker
 
 BLOCKS, HOST_BLOCKS, SIZE = 6, 4, 3

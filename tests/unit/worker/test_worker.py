@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from spec_harness.worker.model_loader import LoadedModel
-from spec_harness.worker.paged_check import dense_logits
+from spec_harness.models.load import LoadedModel
+from spec_harness.models.paged_check import dense_logits
 from tests.helpers import forwards, metadata, worker
 
 PROMPT = [5, 9, 33, 70, 12]

@@ -1,0 +1,100 @@
+"""From the configuration to loaded models and tokenizers."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from spec_harness.config import DraftConfig, ModelConfig
+from spec_harness.errors import UserError
+from spec_harness.models.load import (
+    WRONG_INPUT,
+    LoadedModel,
+    build_random,
+    first_line,
+    load_pretrained,
+    prepare,
+)
+
+ASSETS = Path(__file__).parents[1] / "assets"
+
+
+def quiet_transformers() -> None:
+    """No progress bars and no advice in the terminal; what matters of a load is checked here."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def model_name(config: ModelConfig) -> str:
+    """What to call a model in a report."""
+    if config.kind == "random":
+        return f"random {config.config['model_type']}"
+    return config.path if config.path is not None else config.kind
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """A model's own tokenizer; one with random weights speaks the packaged pair's."""
+    path = str(ASSETS / "target") if config.kind != "hf" or config.path is None else config.path
+    try:
+        return AutoTokenizer.from_pretrained(
+            path, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
+        )
+    except WRONG_INPUT as error:
+        if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
+            raise UserError(f"{config.group}.path={config.path}: the folder holds no model (no config.json)") from error
+        raise UserError(
+            f"{config.group}.path={config.path}: no tokenizer can be loaded: {first_line(error)}"
+        ) from error
+
+
+def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
+    """The weights on ``device``, not yet checked."""
+    if config.kind == "random":
+        return build_random(config.config, where=config.group, device=device, dtype=config.dtype, seed=config.seed)
+    path = str(ASSETS / config.group) if config.kind == "tiny" or config.path is None else config.path
+    return load_pretrained(
+        path,
+        where=config.group,
+        device=device,
+        dtype=config.dtype,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
+    )
+
+
+def load_draft(
+    config: DraftConfig,
+    target: LoadedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Sequence[Sequence[int]],
+) -> LoadedModel:
+    """The draft model; with ``draft=self`` the target's very weights. Random weights speak the target's tokens.
+
+    Raises ``UserError`` if draft and target have different tokenizers.
+    """
+    if config.kind == "self":
+        limit = target.max_model_len if config.max_model_len is None else config.max_model_len
+        return prepare(target.model, where="draft", max_model_len=limit, samples=samples)
+    if config.kind != "random":
+        check_vocabularies(load_tokenizer(config), tokenizer)
+    model = load_model(config, target.model.device)
+    return prepare(model, where="draft", max_model_len=config.max_model_len, samples=samples)
+
+
+def check_vocabularies(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
+    """An id must mean the same text to both, as far as both have it: draft tokens go to the target by their ids.
+
+    Equal sizes prove nothing, so the tokens themselves are compared.
+    """
+    ours = {index: token for token, index in draft.get_vocab().items()}
+    theirs = {index: token for token, index in target.get_vocab().items()}
+    for index in sorted(ours.keys() & theirs.keys()):
+        if ours[index] != theirs[index]:
+            raise UserError(
+                f"draft and target have different tokenizers: token {index} is {ours[index]!r} to the draft and "
+                f"{theirs[index]!r} to the target; use a draft with the target's vocabulary"
+            )

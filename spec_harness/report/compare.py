@@ -1,0 +1,157 @@
+"""Two runs on the same prompts: is the difference between them real, or the choice of prompts?"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from spec_harness.errors import UserError
+from spec_harness.metrics.bootstrap import Bootstrap, Floats, Interval
+from spec_harness.metrics.counts import ProposalCounts
+from spec_harness.metrics.statistics import RATIOS
+from spec_harness.report.comparable import SILENT, flatten, machine, speed, task, under
+from spec_harness.report.load import Run
+from spec_harness.report.yardstick import FLOOR, yardstick
+from spec_harness.results.schema import RunResults
+
+RATES = ("coverage", "acceptance_rate", "mean_acceptance_length", "tokens_per_target_pass")
+SPEED = "tokens_per_second"
+EQUAL = "equal"  # in every resample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One figure of both runs. ``change`` is B - A; where ``is_ratio``, B / A."""
+
+    name: str
+    a: float | None
+    b: float | None
+    change: float | None
+    ci95: Interval | None  # of the change, from requests resampled in pairs
+    is_ratio: bool = False
+    noise: float = 1.0  # factor up to which a ratio may be the machine's
+
+    @property
+    def verdict(self) -> str:
+        """In words: which is higher, or that one cannot tell."""
+        nothing = 1.0 if self.is_ratio else 0.0
+        if self.change is None:
+            return "unknown"
+        if self.ci95 is None:
+            return "too few requests"
+        low, high = self.ci95
+        if low == high == nothing:
+            return EQUAL
+        if self.is_ratio:
+            return "B higher" if low > self.noise else "A higher" if high * self.noise < 1 else "within noise"
+        return "B higher" if low > 0 else "A higher" if high < 0 else "within noise"
+
+
+def compare(a: Run, b: Run) -> list[Difference]:
+    """Raises ``UserError``, naming the difference, unless both runs had the same target, sampling and prompts.
+
+    The seed of sampling may differ: B is then another draw from the same distributions, and what that changes within
+    each request is in the interval too.
+    """
+    if obstacles := list(_obstacles(a, b)):
+        raise UserError(f"{a.directory} and {b.directory} cannot be compared: {'; '.join(obstacles)}")
+    ours, theirs = per_request(a), per_request(b)
+    draws = Bootstrap(len(ours))
+    found = []
+    for name in RATES:
+        before, after = (getattr(run.results.proposal, name).value for run in (a, b))
+        (old, n), (new, m) = (_resampled(draws, name, [own[i].counts for i in ours]) for own in (ours, theirs))
+        change = None if before is None or after is None else after - before
+        ci95 = None if change is None else draws.interval(new - old, informative=min(n, m))
+        found.append(Difference(name=name, a=before, b=after, change=change, ci95=ci95))
+    before, after = speed(a.results).value, speed(b.results).value
+    change = None if before is None or after is None else after / before
+    ci95 = (
+        None
+        if change is None
+        else draws.interval(change * _relative_speed(draws, theirs) / _relative_speed(draws, ours))
+    )
+    stick = yardstick([a.results, b.results])
+    uncertain = is_repeat(a.results, b.results) or machine(a.results) != machine(b.results)
+    noise = inf if uncertain else FLOOR if stick is None else stick.noise
+    return [*found, Difference(name=SPEED, a=before, b=after, change=change, ci95=ci95, is_ratio=True, noise=noise)]
+
+
+def changed_settings(a: RunResults, b: RunResults) -> dict[str, tuple[Any, Any]]:
+    """The keys of the configuration that differ, with both values: what the difference may be due to."""
+    ours, theirs = flatten(a.config), flatten(b.config)
+    keys = [key for key in ours | theirs if not under(key, SILENT)]
+    return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
+
+
+def is_repeat(a: RunResults, b: RunResults) -> bool:
+    """Settings, code and machine agree: speeds differ by what else the machine did."""
+    same_code = a.provenance.versions == b.provenance.versions and a.provenance.git_commit == b.provenance.git_commit
+    return same_code and machine(a) == machine(b) and not changed_settings(a, b)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What one request adds to each sum, its turns and samples together."""
+
+    counts: ProposalCounts
+    tokens: int
+    seconds: float  # in the engine
+
+
+def per_request(run: Run) -> dict[str, Sums]:
+    """By request id. Only the sums that ``RATES`` need are filled in."""
+    rounds = run.rounds.assign(drafted=run.rounds.proposal_len > 0).groupby("request_id")
+    sums = rounds[["drafted", "proposal_len", "num_accepted", "num_emitted"]].sum()
+    sums["rounds"] = rounds.size()
+    requests = run.requests.groupby("request_id")[["output_tokens", "engine_s"]].sum()
+    found = {}
+    for row in requests.join(sums).fillna(0).sort_index().reset_index().to_dict("records"):
+        counts = ProposalCounts(
+            max_proposal_len=0,
+            num_rounds=int(row["rounds"]),
+            num_drafts=int(row["drafted"]),
+            num_draft_tokens=int(row["proposal_len"]),
+            num_accepted_tokens=int(row["num_accepted"]),
+            num_emitted_tokens=int(row["num_emitted"]),
+        )
+        found[str(row["request_id"])] = Sums(counts, int(row["output_tokens"]), float(row["engine_s"]))
+    return found
+
+
+def _resampled(draws: Bootstrap, name: str, counts: list[ProposalCounts]) -> tuple[Floats, int]:
+    """A figure's value in each resample, offset left out, and how many requests say something about it."""
+    above: list[Any] = [RATIOS[name].numerator(own) for own in counts]
+    below: list[Any] = [RATIOS[name].denominator(own) for own in counts]
+    return draws.ratios(above, below), int(np.count_nonzero(below))
+
+
+def _relative_speed(draws: Bootstrap, requests: Mapping[str, Sums]) -> Floats:
+    """Tokens per second in each resample / in the run: the requests' own clocks miss a little of the wall time."""
+    tokens, seconds = ([getattr(own, name) for own in requests.values()] for name in ("tokens", "seconds"))
+    relative: Floats = draws.ratios(tokens, seconds) * (sum(seconds) / sum(tokens))
+    return relative
+
+
+def _obstacles(a: Run, b: Run) -> Iterator[str]:
+    """What makes the runs answers to different questions."""
+    ours, theirs = task(a.results), task(b.results)
+    for key in {**ours, **theirs}:
+        if ours.get(key) != theirs.get(key):
+            yield f"{key} is {ours.get(key)} in one and {theirs.get(key)} in the other"
+    first, second = _prompts(a), _prompts(b)
+    alone = sorted(first.keys() ^ second.keys())
+    changed = [key for key in first if key in second and first[key] != second[key]]
+    if alone:
+        yield f"prompts: {len(first)} requests against {len(second)}, {alone[0]!r} is in one run only"
+    elif changed:
+        yield f"prompts: {len(changed)} of {len(first)} differ, the first is {changed[0]!r}"
+    elif len({run.results.provenance.prompts_sha256 for run in (a, b)} - {None}) > 1:
+        yield "prompts: they begin alike, but later turns or the limits of single rows differ"
+
+
+def _prompts(run: Run) -> dict[str, list[int]]:
+    """Token ids of each first turn: later ones hold what the model said."""
+    return {row["request_id"]: row["prompt_token_ids"] for row in run.generations() if row["turn"] == 0}

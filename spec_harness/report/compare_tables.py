@@ -1,0 +1,145 @@
+"""Two runs side by side, and in plain words which is better or that one cannot tell."""
+
+from collections.abc import Sequence
+
+from spec_harness.report.comparable import machine
+from spec_harness.report.compare import EQUAL, RATES, SPEED, Difference, changed_settings, is_repeat
+from spec_harness.report.load import Run
+from spec_harness.report.table import Block, Line
+from spec_harness.report.yardstick import yardstick
+
+_NAMES = {name: name.replace("_", " ") for name in (*RATES, SPEED)}
+_SHARES = {"coverage", "acceptance_rate"}
+_SHOWN = 8  # changed settings
+
+
+def compare_headline(a: Run, b: Run, differences: Sequence[Difference]) -> list[Line]:
+    """Which runs, and an answer for acceptance and one for speed."""
+    by_name = {difference.name: difference for difference in differences}
+    requests = a.results.proposal.num_requests
+    return [
+        Line(f"{requests:,} requests in two runs"),
+        Line(f"A = {a.directory}"),
+        Line(f"B = {b.directory}"),
+        _acceptance(by_name["acceptance_rate"]),
+        _tokens(by_name["tokens_per_target_pass"]),
+        _speed(by_name[SPEED], a, b),
+        *(line for name, run in (("A", a), ("B", b)) for line in _distrust(name, run)),
+    ]
+
+
+def compare_blocks(differences: Sequence[Difference]) -> list[Block]:
+    rows = [
+        (
+            _NAMES[d.name],
+            _value(d, d.a),
+            _value(d, d.b),
+            _change(d, d.change),
+            "" if d.ci95 is None else f"{_bare(d, d.ci95[0])} to {_bare(d, d.ci95[1])}",
+            d.verdict,
+        )
+        for d in differences
+    ]
+    hint = "change: B - A, of tokens per second B / A; interval: the same requests resampled in pairs"
+    columns = ("A", "B", "change", "95 % interval", "verdict")
+    return [Block(title="Figure", columns=columns, rows=rows, hint=hint)]
+
+
+def compare_notes(a: Run, b: Run) -> list[str]:
+    """What differs beside the figures, and what the intervals do not cover."""
+    notes = []
+    changed = changed_settings(a.results, b.results)
+    if changed:
+        shown = [f"{key} {before} -> {after}" for key, (before, after) in list(changed.items())[:_SHOWN]]
+        more = f", and {len(changed) - _SHOWN} more" * (len(changed) > _SHOWN)
+        notes.append(f"Settings that differ (A -> B): {', '.join(shown)}{more}.")
+    if is_repeat(a.results, b.results):
+        notes.append("The runs have the same settings and code: any difference in speed is the machine's.")
+    if "proposal.max_proposal_len" in changed:
+        notes.append(
+            "Longer proposals have a lower acceptance rate by themselves: later tokens are harder to guess. Tokens per "
+            "target pass say more here."
+        )
+    if machine(a.results) != machine(b.results):
+        (ours, first), (theirs, second) = machine(a.results), machine(b.results)
+        notes.append(f"Measured on different machines: {ours} ({first} threads) and {theirs} ({second} threads).")
+    notes.append(
+        "The interval of tokens per second covers the choice of prompts, not what the machine did between the two "
+        "runs: repeat both to see that."
+    )
+    return notes
+
+
+def _acceptance(d: Difference) -> Line:
+    better = "{winner}'s proposals are accepted more often"
+    return _answer("Acceptance", d, better, "B - A is", unknown="a run proposed nothing")
+
+
+def _tokens(d: Difference) -> Line:
+    better = "{winner} yields more tokens a pass of the target"
+    return _answer("Tokens", d, better, "B - A is", unknown="a run had no round")
+
+
+def _speed(d: Difference, a: Run, b: Run) -> Line:
+    """The interval covers the prompts; what the machine did between the runs shows in plain decoding, if anywhere."""
+    if machine(a.results) != machine(b.results):
+        return Line("Speed: not compared, the runs were measured on different machines.", "caution")
+    if d.change is not None and is_repeat(a.results, b.results):
+        return Line(
+            f"Speed: the runs have the same settings, B / A is {_change(d, d.change)} by the machine.", "caution"
+        )
+    line = _answer("Speed", d, "{winner} was faster", "B / A is", unknown="a run measured none")
+    stick = yardstick([a.results, b.results])
+    if d.change is None:
+        return line
+    if stick is None:
+        return Line(f"{line.text} Below {d.noise - 1:.0%} no difference in speed is called clear.", line.tone)
+    first, second = stick.speeds
+    text = (
+        f"{line.text} Plain decoding, the same work in both runs, ran at {first:,.0f} and {second:,.0f} tokens/s: up "
+        f"to {d.noise - 1:.0%} may be the machine's."
+    )
+    return Line(text, line.tone)
+
+
+def _answer(what: str, d: Difference, better: str, change: str, *, unknown: str) -> Line:
+    if d.change is None:
+        return Line(f"{what}: cannot be compared, {unknown}.", "caution")
+    interval = "" if d.ci95 is None else f" (95 %: {_bare(d, d.ci95[0])} to {_bare(d, d.ci95[1])})"
+    figures = f"{change} {_change(d, d.change)}{interval}"
+    if d.verdict == EQUAL:
+        return Line(f"{what}: the same in both.", "caution")
+    words = {"within noise": "the difference is within noise", "too few requests": "too few requests to tell"}
+    if d.verdict in words:
+        return Line(f"{what}: {words[d.verdict]}, {figures}.", "caution")
+    return Line(f"{what}: {better.format(winner=d.verdict[0])}, {figures}.", "good")
+
+
+def _distrust(name: str, run: Run) -> list[Line]:
+    integrity = run.results.integrity
+    faults = integrity.baseline_equality.fault if integrity.baseline_equality else 0
+    failed = [check.name for check in integrity.checks if check.verdict == "fail"]
+    if not faults and not failed:
+        return []
+    problem = f"{faults:,} outputs differ from plain decoding" if faults else f"failed: {', '.join(failed)}"
+    return [Line(f"Do not use the figures of {name}: {problem}.", "alarm")]
+
+
+def _value(d: Difference, value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{100 * value:.1f} %" if d.name in _SHARES else f"{value:,.1f}" if d.is_ratio else f"{value:.2f}"
+
+
+def _change(d: Difference, change: float | None) -> str:
+    if change is None:
+        return "n/a"
+    return f"{_bare(d, change)}{'x' if d.is_ratio else ' points' if d.name in _SHARES else ''}"
+
+
+def _bare(d: Difference, change: float) -> str:
+    """Without its unit; differences with their sign, but for those that round to zero."""
+    if d.is_ratio:
+        return f"{change:.2f}"
+    text = f"{100 * change:+.1f}" if d.name in _SHARES else f"{change:+.2f}"
+    return text if float(text) else text.lstrip("+-")

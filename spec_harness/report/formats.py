@@ -1,0 +1,56 @@
+"""How figures are written for people: shares in percent, the interval beside its value, n/a where nothing is known."""
+
+from spec_harness.results.schema import Estimate, Latency
+
+BAR_WIDTH = 16  # characters of a full bar
+_EIGHTHS = ("", *map(chr, range(0x258F, 0x2588, -1)))  # of a character: from nothing to seven
+
+
+def bar_text(share: float, *, blocks: bool = True) -> str:
+    """A share, 0 to 1, as a bar, to an eighth of a character where there are such blocks; something for all above 0."""
+    length = share * BAR_WIDTH
+    if not blocks:
+        return "#" * max(round(length), int(length > 0))
+    whole, eighths = divmod(max(round(8 * length), int(length > 0)), 8)
+    return "\N{FULL BLOCK}" * whole + _EIGHTHS[eighths]
+
+
+def printable(text: str) -> str:
+    """Without what would act on a terminal, or is no character at all."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def tokens(count: int) -> str:
+    return f"{count:,} token" + ("" if count == 1 else "s")
+
+
+def percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.1f} %"
+
+
+def rate(estimate: Estimate) -> tuple[str, str]:
+    """A share and its interval."""
+    low_high = estimate.ci95
+    interval = "" if low_high is None else f"{100 * low_high[0]:.1f} to {100 * low_high[1]:.1f}"
+    return percent(estimate.value), interval
+
+
+def number(estimate: Estimate, *, digits: int = 2, unit: str = "") -> tuple[str, str]:
+    """A number and its interval."""
+    if estimate.value is None:
+        return "n/a", ""
+    interval = "" if estimate.ci95 is None else "{:,.{d}f} to {:,.{d}f}".format(*estimate.ci95, d=digits)
+    return f"{estimate.value:,.{digits}f}{unit}", interval
+
+
+def together(value: str, interval: str) -> str:
+    """Both in one cell."""
+    return f"{value} ({interval.replace(' to ', '-')})" if interval else value
+
+
+def latency(times: Latency) -> str:
+    return f"{1000 * times.p50:,.1f} ms (p95 {1000 * times.p95:,.1f})"
+
+
+def short(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3g}"

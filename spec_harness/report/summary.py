@@ -1,0 +1,137 @@
+"""The summary of a run in the terminal, in at most 100 columns. ASCII but for box lines and bars, which fall back where
+the terminal's encoding lacks them. In a narrow terminal explanations go first; no figure is ever cut."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from spec_harness.report.formats import bar_text, printable
+from spec_harness.report.table import MEANING, WORDS, Bar, Block, Line
+from spec_harness.report.tables import blocks, headline
+from spec_harness.results.schema import RunResults
+
+WIDTH = 100  # columns
+_UNBOUNDED = 10_000  # columns, wider than any table
+_STYLES = {"": "", "good": "bold green", "caution": "bold yellow", "alarm": "bold red"}
+
+
+def print_summary(results: RunResults, directory: Path, *, console: Console | None = None, brief: bool = False) -> None:
+    """Print the summary; its last line is where the files are, never wrapped so that it can be copied. ``brief``: for
+    one job of many, the headline only."""
+    console = plain_console() if console is None else console
+    print_headline(console, headline(results))
+    if not brief:
+        print_blocks(console, blocks(results))
+        print_notes(console, results.notes)
+    if not brief and console.width < WIDTH:
+        console.print(Text("What the figures mean: in report.md, or here at 100 columns.", style="dim"))
+    console.print(Text.assemble(("Files: ", "bold"), str(directory)), soft_wrap=True)
+
+
+def plain_console() -> Console:
+    """Standard output. A pipe or a file has no width of its own and gets all 100 columns, unless ``COLUMNS`` says."""
+    console = Console()
+    known = console.is_terminal or "COLUMNS" in os.environ
+    console.width = min(console.width, WIDTH) if known else WIDTH
+    return console
+
+
+def print_headline(console: Console, lines: Sequence[Line]) -> None:
+    name = Text.assemble(("spec_harness  ", "bold"), lines[0].text)
+    print_part(console, Group(name, *(_text(line) for line in lines[1:])))
+
+
+def print_notes(console: Console, notes: Sequence[str], *, title: str = "Notes") -> None:
+    if notes:
+        grid = Table.grid(padding=(0, 1))
+        for note in notes:
+            grid.add_row("", "-", Text(note))
+        print_part(console, Group(_indented(_title(title)), grid))
+
+
+def print_part(console: Console, part: RenderableType) -> None:
+    console.print(part, width=min(console.width, WIDTH))
+    console.print()
+
+
+def print_blocks(console: Console, parts: Sequence[Block]) -> None:
+    bar = "#" if console.options.ascii_only else "\N{FULL BLOCK}"
+    width = min(console.width, WIDTH)
+    for group in _neighbors(parts):
+        side_by_side = Table.grid(padding=(0, 2))
+        side_by_side.add_row(*(_table(block, bar) for block in group))
+        if len(group) > 1 and _fits(console, side_by_side, width):
+            print_part(console, Group(side_by_side, *_hints(group)))
+        else:
+            for block in group:
+                print_part(console, Group(_fitting(console, block, bar, width), *_hints([block])))
+
+
+def _hints(group: Sequence[Block]) -> list[RenderableType]:
+    return [_indented(Text(block.hint, style="dim")) for block in group if block.hint]
+
+
+def _fitting(console: Console, block: Block, bar: str, width: int) -> Table:
+    """Without what is dispensable where columns would have to be squeezed, or with its columns closer together."""
+    spare = [name for name in block.dispensable if name in block.columns]
+    choices = [(spare[:count], tight) for count in range(len(spare) + 1) for tight in (False, True)]
+    if MEANING in spare:  # better no explanations than a crowd
+        choices.remove(([], True))
+    tables = [_table(block, bar, without=without, tight=tight) for without, tight in choices]
+    return next((table for table in tables if _fits(console, table, width)), _table(block, bar, without=spare))
+
+
+def _fits(console: Console, table: Table, width: int) -> bool:
+    """No column would have to be squeezed."""
+    unbounded = console.options.update(width=_UNBOUNDED)
+    return Measurement.get(console, unbounded, table).maximum <= width
+
+
+def _neighbors(parts: Sequence[Block]) -> Iterator[list[Block]]:
+    """Blocks in groups that stand side by side."""
+    group: list[Block] = []
+    for block in parts:
+        if group and not block.beside:
+            yield group
+            group = []
+        group.append(block)
+    if group:
+        yield group
+
+
+def _table(block: Block, bar: str, *, without: Sequence[str] = (), tight: bool = False) -> Table:
+    shown = [i for i, column in enumerate(block.columns) if column not in without]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=tight, pad_edge=not tight)
+    table.add_column(_title(block.title), overflow="fold")
+    for column in (block.columns[i] for i in shown):
+        figures = bool(column) and column not in WORDS
+        style = "dim" if column == MEANING else ""
+        table.add_column(column, justify="right" if figures else "left", overflow="fold", style=style)
+    for first, *cells in block.rows:
+        table.add_row(_cell(first, bar), *(_cell(cells[i], bar) for i in shown))
+    return table
+
+
+def _cell(cell: str | Bar | Line, bar: str) -> Text:
+    if isinstance(cell, Bar):
+        return Text(bar_text(cell.share, blocks=bar != "#"))
+    return _text(cell) if isinstance(cell, Line) else Text(printable(cell))
+
+
+def _text(line: Line) -> Text:
+    return Text(printable(line.text), style=_STYLES[line.tone])
+
+
+def _title(text: str) -> Text:
+    return Text(text, style="bold cyan")
+
+
+def _indented(text: Text) -> RenderableType:
+    return Padding(text, (0, 0, 0, 1))

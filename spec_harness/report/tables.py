@@ -1,0 +1,241 @@
+"""The tables of a run's summary: every figure with its interval and what it means in plain words.
+
+Reads a checked ``RunResults`` only, so that it says nothing that results.json does not. ``summary.py`` prints the
+tables in the terminal, ``markdown.py`` writes them to report.md.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from spec_harness.metrics.bootstrap import MIN_REQUESTS
+from spec_harness.report.formats import latency, number, percent, rate, short, together, tokens
+from spec_harness.report.table import MEANING, Bar, Block, Line
+from spec_harness.results.schema import (
+    Estimate,
+    IntegrityResults,
+    ProposalResults,
+    RunResults,
+    TimeShare,
+    TimingResults,
+)
+
+_POSITIONS = 16  # of a proposal, that are shown
+
+
+def headline(results: RunResults) -> list[Line]:
+    """Who ran, and the one answer; what forbids believing the figures comes before it."""
+    draft, target, proposal = results.provenance.draft, results.provenance.target.name, results.proposal
+    longest = tokens(len(proposal.accepted_length_histogram) - 1)
+    proposer = f"draft {draft.name}" if draft else "no draft model"
+    who = f"{proposer}, target {target}, up to {longest} proposed a round"
+    lines = [Line(who if proposal.num_drafts else f"target {target}")]
+    equality = results.integrity.baseline_equality
+    speedup = results.timing.speedup if results.timing else None
+    if results.status == "failed":
+        lines.append(Line("The run FAILED: do not use its figures.", "alarm"))
+    if any(check.verdict == "fail" for check in results.integrity.checks):
+        lines.append(Line("Do not use these figures: an integrity check failed, see below.", "alarm"))
+    if equality is not None and equality.fault:
+        text = f"Do not use these figures: {equality.fault:,} outputs differ from plain decoding by more than rounding."
+        lines.append(Line(text, "alarm"))
+    elif proposal.num_drafts == 0:
+        lines.append(Line("Nothing was proposed: plain decoding by the target alone, no rates.", "caution"))
+        if speedup is not None and speedup.value is not None:
+            lines.append(_speed_verdict(speedup))
+    elif speedup is not None and speedup.value is not None:
+        lines.append(_speed_verdict(speedup))
+    return [*lines, Line(conditions(results))]
+
+
+def conditions(results: RunResults, *, leave_out: Collection[str] = ()) -> str:
+    """What the figures were measured on and with. ``leave_out``: sections of the configuration to say nothing of."""
+    source, config = results.provenance, results.config
+    sampling: Any = config.get("sampling") or {}
+    asked = results.proposal.num_requests
+    parts = [f"{asked:,} prompt{'' if asked == 1 else 's'}"] * ("data" not in leave_out)
+    if "sampling" not in leave_out and sampling:
+        parts.append(f"at most {sampling.get('max_new_tokens')} new tokens each, {_drawn(sampling)}")
+    if "max_num_seqs" not in leave_out and "max_num_seqs" in config:
+        parts.append(f"up to {config['max_num_seqs']} at a time")
+    threads = f" ({source.threads} thread{'' if source.threads == 1 else 's'})" if source.threads else ""
+    return ", ".join([*parts, f"{source.target.dtype} on {source.device}{threads}"])
+
+
+def _drawn(sampling: Mapping[str, Any]) -> str:
+    if not sampling.get("temperature"):
+        return "greedy"
+    samples = f", {sampling['n']} samples" if (sampling.get("n") or 1) > 1 else ""
+    return f"temperature {sampling['temperature']:g}{samples}"
+
+
+def _speed_verdict(speedup: Estimate) -> Line:
+    """Faster or slower only where the interval says so."""
+    value, interval = speedup.value or 0.0, ""
+    if speedup.ci95 is not None:
+        interval = " ({:.2f} to {:.2f})".format(*speedup.ci95)
+        if speedup.ci95[0] <= 1 <= speedup.ci95[1]:
+            return Line(f"No clear difference from plain decoding here: {value:.2f}x its speed{interval}.", "caution")
+    verdict = "faster than" if value > 1 else "slower than" if value < 1 else "as fast as"
+    text = f"Speculative decoding is {verdict} plain decoding here: {value:.2f}x its tokens per second{interval}."
+    return Line(text, "good" if value > 1 else "caution")
+
+
+def blocks(results: RunResults) -> list[Block]:
+    """The tables from top to bottom."""
+    proposal, parts = results.proposal, []
+    if proposal.num_drafts:
+        parts += [_rates(proposal), _positions(proposal), _lengths(proposal)]
+        by_group = {"Category": results.breakdowns.category, "Turn": results.breakdowns.turn}
+        parts += [_groups(name, sections) for name, sections in by_group.items() if len(sections) > 1]
+    parts.append(_counts(results))
+    if results.timing is not None:
+        parts.append(_timing(results.timing))
+        if results.timing.time_share is not None:
+            parts.append(_time_share(results.timing.time_share))
+    return [*parts, _trust(results.integrity)]
+
+
+def _rates(p: ProposalResults) -> Block:
+    of_drafts, of_rounds = percent(p.coverage.value), percent(1.0)
+    rows = [
+        ("acceptance rate", *rate(p.acceptance_rate), of_drafts, "accepted / proposed draft tokens"),
+        ("mean acceptance length", *number(p.mean_acceptance_length), of_drafts, "accepted tokens a proposal, plus 1"),
+        ("tokens per target pass", *number(p.tokens_per_target_pass), of_rounds, "emitted tokens / rounds (plain: 1)"),
+        ("system efficiency", *rate(p.system_efficiency), of_rounds, "emitted / if all were accepted"),
+        ("aligned rate", *rate(p.aligned_rate), of_drafts, "each judged alone / proposed"),
+        ("expected acceptance", *rate(p.expected_acceptance_rate), of_drafts, "overlap of their probabilities"),
+    ]
+    if p.kl_target_draft.value is not None:
+        best = p.target_rank_in_draft[0] / sum(p.target_rank_in_draft)
+        rows += [
+            ("same best token", percent(best), "", of_drafts, "the target's is the draft's too"),
+            ("entropy of the draft", *number(p.draft_entropy, unit=" nats"), of_drafts, "how unsure, at temperature 1"),
+            ("entropy of the target", *number(p.target_entropy, unit=" nats"), of_drafts, "the same, of the target"),
+            ("divergence", *number(p.kl_target_draft, unit=" nats"), of_drafts, "KL(target, draft); 0: the same"),
+        ]
+    hint = "coverage: share of the rounds that the figure is about (those with a proposal, or all)"
+    return Block(title="Proposals", columns=("value", "95 % interval", "coverage", MEANING), rows=rows, hint=hint)
+
+
+def _positions(p: ProposalResults) -> Block:
+    pairs = zip(p.acceptance_rate_per_position, p.conditional_acceptance_per_position, strict=True)
+    rows = [(f"no. {i}", *rate(kept), percent(reached.value)) for i, (kept, reached) in enumerate(pairs, start=1)]
+    coverage = percent(p.coverage.value)
+    hint = f"accepted: of proposals this long; if reached: of those without a rejection before (coverage {coverage})"
+    if len(rows) > _POSITIONS:
+        hint += f"; no. {_POSITIONS + 1} to {len(rows)}: in results.json"
+        rows = rows[:_POSITIONS]
+    return Block(title="Draft token", columns=("accepted", "95 % interval", "if reached"), rows=rows, hint=hint)
+
+
+def _lengths(p: ProposalResults) -> Block:
+    most, counts = max(p.accepted_length_histogram), list(enumerate(p.accepted_length_histogram))
+    if len(counts) > _POSITIONS + 1:
+        counts = [(j, count) for j, count in counts if count][:_POSITIONS]
+    rows = [(tokens(j), f"{count:,}", Bar(count / most)) for j, count in counts]
+    return Block(title="Accepted", columns=("proposals", ""), rows=rows, beside=True)
+
+
+def _groups(title: str, sections: dict[str, ProposalResults]) -> Block:
+    rows = [
+        (
+            name,
+            f"{section.num_requests:,}",
+            together(*rate(section.acceptance_rate)),
+            together(*number(section.mean_acceptance_length)),
+            percent(section.coverage.value),
+        )
+        for name, section in sections.items()
+    ]
+    columns = ("requests", "acceptance rate", "mean acceptance length", "coverage")
+    few = [section.num_requests < MIN_REQUESTS for section in sections.values()]
+    hints = ["in brackets: 95 % intervals"] * (not all(few)) + [f"no intervals below {MIN_REQUESTS} requests"] * any(
+        few
+    )
+    hint = "; ".join(hints)
+    return Block(title=title, columns=columns, rows=rows, hint=hint)
+
+
+def _counts(results: RunResults) -> Block:
+    p, kv = results.proposal, results.kv
+    requests = f"{p.num_requests:,}"
+    if p.num_prefill_tokens != p.num_requests:
+        requests += f", {p.num_prefill_tokens:,} outputs with their turns and samples"
+    emitted = f"{p.num_emitted_tokens:,} in {p.num_rounds:,} rounds"
+    rows = [
+        ("requests", requests),
+        ("output tokens", f"{p.num_output_tokens:,} = {p.num_prefill_tokens:,} by prefills + {emitted}"),
+    ]
+    if p.num_drafts:
+        past_end = f", {p.num_draft_tokens_past_end:,} more behind the end of a text" * (
+            p.num_draft_tokens_past_end > 0
+        )
+        rows.append(("draft tokens", f"{p.num_draft_tokens:,} proposed, {p.num_accepted_tokens:,} accepted{past_end}"))
+        reasons = [f"{count:,} {SKIPPED[reason]}" for reason, count in p.skipped.items() if count]
+        rows += [("rounds without any", ", ".join(reasons))] if reasons else []
+    if kv is not None:
+        facts = [f"{kv.num_blocks:,} blocks of {tokens(kv.block_size)}"]
+        facts += [] if kv.blocks_allocated_peak is None else [f"{kv.blocks_allocated_peak:,} used at most"]
+        facts += [] if kv.utilization is None else [f"their slots {percent(kv.utilization)} full"]
+        swaps = f", {kv.swaps:,} by swap" if kv.swaps else ""
+        facts += [f"{kv.preemptions:,} preemptions{swaps}"] if kv.preemptions else []
+        rows.append(("KV cache", ", ".join(facts)))
+    return Block(title="Counts", columns=("",), rows=rows)
+
+
+SKIPPED = {
+    "cap": "by the request's own cap",
+    "budget": "near the end of the token budget",
+    "target_max": "at the target's maximum length",
+    "draft_max": "at the draft's maximum length",
+    "disabled": "disabled by batch size",
+    "low_confidence": "draft not confident",
+    "no_match": "no n-gram match",
+}
+
+
+def _timing(timing: TimingResults) -> Block:
+    ours, plain = timing.speculative_tokens_per_second, timing.baseline_tokens_per_second
+    rows = []
+    if ours.value is not None:
+        rows.append(("speculative", *number(ours, digits=1, unit=" tokens/s"), "output tokens / wall time"))
+    if plain.value is not None or ours.value is not None:
+        rows.append(("baseline", *number(plain, digits=1, unit=" tokens/s"), "output tokens / time, the target alone"))
+    if ours.value is not None:
+        rows.append(("speed-up", *number(timing.speedup, unit="x"), "speculative / baseline"))
+    if timing.predicted_speedup is not None:
+        rows.append(("speed-up predicted", f"{timing.predicted_speedup:.2f}x", "", "decoding alone, by step times"))
+    if timing.draft_cost_ratio is not None:
+        rows.append(("draft cost ratio", f"{timing.draft_cost_ratio:.3f}", "", "draft step / target forward"))
+    if timing.time_to_first_token is not None:
+        rows.append(("first token after", latency(timing.time_to_first_token), "", "median (and 95th percentile)"))
+    if timing.time_per_output_token is not None:
+        rows.append(("each further token", latency(timing.time_per_output_token), "", "median (and 95th percentile)"))
+    return Block(title="Time", columns=("value", "95 % interval", MEANING), rows=rows)
+
+
+def _time_share(share: TimeShare) -> Block:
+    rows = [
+        (stage, percent(value), Bar(value), TimeShare.model_fields[stage].description or "")
+        for stage, value in share.model_dump().items()
+    ]
+    return Block(title="Where time goes", columns=("share", "", MEANING), rows=rows)
+
+
+def _trust(integrity: IntegrityResults) -> Block:
+    """Output against plain decoding, and the integrity checks: those that failed by name."""
+    output = Line("not compared with plain decoding")
+    if (equality := integrity.baseline_equality) is not None:
+        text = f"{equality.equal:,} equal to plain decoding, {equality.tie:,} tie (differs by rounding), "
+        output = Line(f"{text}{equality.fault:,} fault (a bug)", "alarm" if equality.fault else "")
+    failed = [check for check in integrity.checks if check.verdict == "fail"]
+    passed = sum(check.verdict == "pass" for check in integrity.checks)
+    outcome = f"{passed} passed, {len(failed)} failed" if integrity.checks else "none ran"
+    rows = [
+        ("outputs", output),
+        ("integrity checks", Line(f"{outcome} (level {integrity.level})", "alarm" if failed else "")),
+    ]
+    for check in failed:
+        figures = f"{short(check.figure)}, tolerance {short(check.tolerance)}"
+        rows.append(("", Line(f"failed: {check.name}: {figures}", "alarm")))
+    return Block(title="Trust", columns=("",), rows=rows)

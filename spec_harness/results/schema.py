@@ -1,0 +1,259 @@
+"""The schema of results.json: every key with its formula and unit, checked when written and when read.
+
+A value that was not or could not be measured is ``null``, never 0. Symbols as in ``metrics.py``.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from spec_harness.errors import UserError
+from spec_harness.requests import SkipReason
+
+SCHEMA_VERSION: Literal[1] = 1
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Estimate(_Section):
+    """A ratio of sums over requests, with its uncertainty."""
+
+    value: float | None = Field(description="point estimate; null if its denominator is zero or unknown")
+    ci95: tuple[float, float] | None = Field(
+        default=None, description="95 % interval [low, high]; null if fewer than 8 requests contribute"
+    )
+    n: Count = Field(description="requests that contribute, i.e. whose own denominator is not zero")
+
+
+class ProposalResults(_Section):
+    """Proposal statistics over all rounds. Counts are plain integers, rates are estimates in 0 … 1."""
+
+    num_requests: Count = Field(description="requests")
+    num_prefill_tokens: Count = Field(description="tokens emitted by prefills: one per sequence")
+    num_rounds: Count = Field(description="rounds of one sequence: propose, score, verify, commit")
+    num_drafts: Count = Field(description="rounds with l > 0")
+    num_draft_tokens: Count = Field(description="Σl, tokens")
+    num_accepted_tokens: Count = Field(description="Σa, tokens")
+    num_aligned_tokens: Count | None = Field(description="Σn, tokens; n counts accepts behind a rejection too")
+    num_emitted_tokens: Count = Field(description="Σe, tokens; e = a + 1, or a after an accepted end of sequence")
+    num_output_tokens: Count = Field(description="num_prefill_tokens + Σe, tokens")
+    num_draft_tokens_past_end: Count = Field(description="tokens drafted behind an accepted end of sequence; not in Σl")
+    rounds_ended_by_accepted_eos: Count = Field(description="rounds cut at an accepted end-of-sequence token")
+    skipped: dict[SkipReason, Count] = Field(description="rounds with l = 0, by reason")
+    accepted_length_histogram: list[Count] = Field(description="[j]: rounds with l > 0 and a = j, j = 0 … k")
+    coverage: Estimate = Field(description="num_drafts / num_rounds")
+    acceptance_rate: Estimate = Field(description="Σa / Σl")
+    mean_acceptance_length: Estimate = Field(description="1 + Σa / num_drafts, tokens (bonus included)")
+    tokens_per_target_pass: Estimate = Field(description="Σe / num_rounds, tokens")
+    acceptance_rate_per_position: list[Estimate] = Field(description="[i]: #(a > i) / #(l > i)")
+    acceptance_rate_per_position_unconditional: list[Estimate] = Field(description="[i]: #(a > i) / num_drafts")
+    conditional_acceptance_per_position: list[Estimate] = Field(description="[i]: #(a > i) / #(a >= i and l > i)")
+    aligned_rate: Estimate = Field(description="Σn / Σl")
+    system_efficiency: Estimate = Field(description="Σe / Σ(l + 1), over all rounds")
+    expected_acceptance_rate: Estimate = Field(
+        description="mean of Σ_v min(draft, target) over the accepted and the first rejected position of each proposal"
+    )
+    draft_entropy: Estimate = Field(
+        description="mean at those positions, raw softmax, nats; null without a draft model"
+    )
+    target_entropy: Estimate = Field(description="mean at those positions, raw softmax, nats")
+    kl_target_draft: Estimate = Field(
+        description="mean of Σ_v target · log(target / draft) at those positions, raw softmax, nats"
+    )
+    target_rank_in_draft: list[Count] = Field(
+        description="those positions by the draft's rank of the target's most probable token: 1, 2, 3-4, 5-8, 9-16, "
+        "17-32, 33 and more"
+    )
+    macro_mean_acceptance_length: Estimate = Field(description="mean over requests of mean_acceptance_length, tokens")
+    token_weighted_mean_acceptance_length: Estimate = Field(description="the same, weighted by output tokens")
+
+
+class Latency(_Section):
+    """A time per request, over all requests."""
+
+    mean: float = Field(description="seconds")
+    p50: float = Field(description="seconds, median")
+    p95: float = Field(description="seconds, 95th percentile")
+
+
+class TimeShare(_Section):
+    """Share of the speculative run's wall time, from a separate synchronized pass or from events; they sum to 1."""
+
+    prefill: float = Field(description="target passes over prompts")
+    propose: float = Field(description="draft model with its catch-up, or n-gram look-up")
+    score: float = Field(description="target passes over proposals, or single tokens")
+    verify: float = Field(description="acceptance test and recovered or bonus tokens")
+    commit: float = Field(description="append, stop, rewind")
+    scheduler: float = Field(description="admission, blocks, and all other host time")
+
+
+class StepTimeResults(_Section):
+    """The micro-profile: medians in seconds at the run's mean batch, warm and synchronized, apart from the run."""
+
+    batch: Count = Field(description="sequences in each step")
+    context_len: Count = Field(description="tokens of each sequence, mean")
+    target_step_s: float = Field(description="one step of plain decoding: forward, sampling, commit")
+    target_forward_s: float = Field(description="the target's forward in it")
+    draft_step_s: float = Field(description="one draft step without catch-up")
+    score_s: list[float] = Field(description="[l]: scoring proposals of l tokens, l = 0 … k")
+    host_s: float = Field(description="the rest of a speculative step: verify, commit, scheduler, catch-up")
+
+
+class TimingResults(_Section):
+    """Wall time, same prompts and same token counter on both sides, measured without stage synchronization."""
+
+    speculative_tokens_per_second: Estimate = Field(description="num_output_tokens / wall time of the speculative run")
+    baseline_tokens_per_second: Estimate = Field(description="output tokens / wall time of the target alone")
+    speedup: Estimate = Field(description="speculative_tokens_per_second / baseline_tokens_per_second")
+    draft_cost_ratio: float | None = Field(default=None, description="draft_step_s / target_forward_s: Leviathan's c")
+    predicted_speedup: float | None = Field(
+        default=None,
+        description="tokens_per_target_pass · target_step_s / (l̄ · draft_step_s + score_s(l̄) + host_s), l̄ = Σl / "
+        "num_rounds; prefill and the ends of the run, where fewer sequences run, are not in it",
+    )
+    step_times: StepTimeResults | None = Field(default=None, description="null if not profiled")
+    time_share: TimeShare | None = Field(default=None, description="null if stages were not timed")
+    time_to_first_token: Latency | None = Field(default=None, description="admission to first token, per request")
+    time_per_output_token: Latency | None = Field(default=None, description="per request, first token left out")
+
+
+class KVResults(_Section):
+    """The paged KV cache of the speculative run. Blocks are usable ones; one count serves both models."""
+
+    block_size: Count = Field(description="tokens per block")
+    num_blocks: Count = Field(description="usable blocks in the pool")
+    blocks_allocated_peak: Count | None = Field(default=None, description="most blocks owned at one time")
+    blocks_allocated: Count | None = Field(default=None, description="blocks handed out over the whole run")
+    utilization: float | None = Field(default=None, description="tokens held / slots held, mean over engine steps")
+    bytes_per_block_target: Count | None = Field(default=None, description="bytes of one block, all target layers")
+    bytes_per_block_draft: Count | None = Field(default=None, description="bytes of one block, all draft layers")
+    bytes_per_output_token: float | None = Field(
+        default=None, description="blocks_allocated * (bytes of a block of both models) / num_output_tokens"
+    )
+    preemptions: Count | None = Field(default=None, description="times a sequence gave its blocks back unfinished")
+    swaps: Count | None = Field(default=None, description="preemptions that moved blocks to host memory")
+
+
+class Check(_Section):
+    name: str = Field(description="what was checked")
+    figure: float | None = Field(description="what was measured, in the check's own unit")
+    tolerance: float | None = Field(description="largest figure that passes")
+    verdict: Literal["pass", "fail", "skipped"] = Field(description="fail fails the run")
+
+
+class BaselineEquality(_Section):
+    """Requests by how their output compares with the target's own greedy output; a fault fails the run."""
+
+    equal: Count = Field(description="token for token")
+    tie: Count = Field(description="first difference where the decision's margin is within the tie tolerance")
+    fault: Count = Field(description="first difference outside it")
+
+
+class IntegrityResults(_Section):
+    level: Literal["full", "quick", "off"] = Field(description="as configured")
+    checks: list[Check] = Field(default_factory=list, description="in the order in which they ran")
+    baseline_equality: BaselineEquality | None = Field(default=None, description="null if nothing was compared")
+
+
+class ModelIdentity(_Section):
+    name: str = Field(description="hub id or folder, as configured")
+    revision: str | None = Field(default=None, description="of the hub, if one was named")
+    dtype: str = Field(description="of the weights while running, e.g. float32")
+    num_parameters: Count | None = Field(default=None, description="shared weights counted once")
+    weights_sha256: str | None = Field(default=None, description="over the weight files; null if not hashed")
+
+
+class Versions(_Section):
+    spec_harness: str = Field(description="version of this package")
+    python: str = Field(description="version of the interpreter")
+    torch: str = Field(description="version, build suffix included")
+    transformers: str = Field(description="version")
+    lightning: str = Field(description="version")
+
+
+class Provenance(_Section):
+    versions: Versions = Field(description="of what computed the figures")
+    git_commit: str | None = Field(default=None, description="of the harness, if it runs from a checkout")
+    device: str = Field(description="name of the device, e.g. of the GPU or the CPU")
+    threads: Count = Field(description="intra-op threads of torch")
+    prompts_sha256: str | None = Field(
+        default=None, description="of the rows that were asked for, all turns and limits"
+    )
+    seeds: dict[str, int] = Field(description="by configuration key")
+    target: ModelIdentity = Field(description="the model whose output is wanted")
+    draft: ModelIdentity | None = Field(default=None, description="null if no draft model proposed")
+    started_at: AwareDatetime = Field(description="wall-clock time with its zone")
+    duration_s: float = Field(ge=0, description="seconds, start to results")
+
+
+class Breakdowns(_Section):
+    category: dict[str, ProposalResults] = Field(default_factory=dict, description="by category of the data set")
+    turn: dict[str, ProposalResults] = Field(default_factory=dict, description="by turn of the conversation, from 0")
+    proposal_len: dict[str, ProposalResults] = Field(
+        default_factory=dict, description="rounds by l; prefills belong to none"
+    )
+    context_bucket: dict[str, ProposalResults] = Field(
+        default_factory=dict, description="rounds by the tokens before them, powers of two; prefills belong to none"
+    )
+
+
+class RunResults(_Section):
+    """One results.json."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA_VERSION, description="raised when a key changes its meaning")
+    status: Literal["done", "failed"] = Field(description="failed: outputs differ from plain decoding, do not use it")
+    mode: Literal["run", "trace", "replay", "profile"] = Field(description="what kind of run this was")
+    config: dict[str, JsonValue] = Field(description="the resolved configuration")
+    provenance: Provenance = Field(description="which code, models and machine, and when")
+    integrity: IntegrityResults = Field(description="checks that these figures can be trusted")
+    proposal: ProposalResults = Field(description="what was proposed and accepted, all requests pooled")
+    timing: TimingResults | None = Field(description="null where the mode measures no time")
+    kv: KVResults | None = Field(description="null where the mode has no KV cache")
+    breakdowns: Breakdowns = Field(default_factory=Breakdowns, description="the proposal section, by group of requests")
+    notes: list[str] = Field(default_factory=list, description="what a reader must know to read the figures right")
+
+
+def latency(seconds: Sequence[float]) -> Latency | None:
+    """Mean, median and 95th percentile (linear interpolation) of times in seconds; ``None`` of none."""
+    if not seconds:
+        return None
+    p50, p95 = np.percentile(seconds, [50, 95])
+    return Latency(mean=float(np.mean(seconds)), p50=float(p50), p95=float(p95))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a kill, sees the old content or the new, never half of it."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_results(path: Path, results: RunResults) -> None:
+    """Write results.json, atomically, after reading the very text back through the schema."""
+    text = results.model_dump_json(indent=2, warnings=False)  # the next line is stricter
+    RunResults.model_validate_json(text)
+    replace_text(path, text + "\n")
+
+
+def read_results(path: Path) -> RunResults:
+    """Read and check a results.json; ``UserError`` if it is missing, not JSON, or of another schema."""
+    try:
+        return RunResults.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the file"
+        message = f"{path}: {key}: {first['msg']} (this version reads schema_version {SCHEMA_VERSION})"
+        raise UserError(message) from error
