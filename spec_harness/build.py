@@ -11,7 +11,7 @@ from spec_harness.config import EvalConfig
 from spec_harness.data.conversations import Conversations
 from spec_harness.data.encoder import PromptDataModule, PromptEncoder
 from spec_harness.data.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, rows_sha256, select_rows
-from spec_harness.engine.engine import EngineSettings, NgramSettings, build_scheduler
+from spec_harness.engine.native import EngineSettings, NgramSettings, build_scheduler
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.errors import UserError
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spec_harness.engine.engine import EngineSettings, NgramSettings, SamplerSettings, build_scheduler
+from spec_harness.engine.native import EngineSettings, NgramSettings, SamplerSettings, build_scheduler
 from spec_harness.engine.scheduler import Scheduler
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.block_manager import blocks_for

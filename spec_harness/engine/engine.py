@@ -1,138 +1,89 @@
-"""Putting an engine together: two workers with their KV caches, a proposer, one block manager, a scheduler."""
+"""What every engine is to its callers: requests go in, records of finished sequences come out.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+The LightningModule, the gate, the step profile and the warm-up see this and nothing else. What an engine cannot give is
+``None`` in its records and its report, and said in its notes.
+"""
 
-import torch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from spec_harness.engine.round import SpecDecodeWorker
-from spec_harness.engine.scheduler import Scheduler
-from spec_harness.engine.stage_timer import StageTimer
-from spec_harness.engine.stopping import StopCriteria
-from spec_harness.kv_cache.block_manager import BlockManager
-from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.models.load import LoadedModel
-from spec_harness.proposers.base import SpeculativeProposer
-from spec_harness.proposers.draft_model import DraftModelTop1Proposer
-from spec_harness.proposers.multi_step_worker import MultiStepWorker
-from spec_harness.proposers.ngram import NgramProposer
-from spec_harness.proposers.none import NoProposer
-from spec_harness.worker.model_runner import ModelRunner
-from spec_harness.worker.randomness import Stream
-from spec_harness.worker.sampler import Sampler
-from spec_harness.worker.worker import Worker
+from spec_harness.requests import Request, RequestRecord
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplerSettings:
-    """How tokens are drawn: temperature 0 is greedy, top_k 0 and top_p 1 are off."""
+@dataclass
+class EngineStats:
+    """Running totals of one engine. KV figures are sums over steps, so that ratios are taken once, at the end."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
+    num_steps: int = 0
+    rows_run: int = 0  # sequences, summed over steps
+    tokens_held: int = 0
+    slots_held: int = 0
+    preemptions: int = 0  # times a sequence gave its blocks back unfinished
+    swaps: int = 0  # preemptions that moved its blocks to the host
+    num_draft_tokens: int = 0  # these three: running sums for display; the results' counts come from the records
+    num_accepted_tokens: int = 0
+    num_emitted_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class NgramSettings:
-    """Prompt lookup instead of a draft model: windows of ``max_window`` down to ``min_window`` tokens."""
+class BlockUsage:
+    """KV blocks of one engine over its life."""
 
-    max_window: int
-    min_window: int
+    peak: int  # most blocks owned at one time
+    total: int  # blocks handed out
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """What an engine needs to know beside its models."""
+class EngineReport:
+    """What an engine says of itself once it is drained."""
 
-    block_size: int  # tokens
-    num_blocks: int  # usable KV blocks, in each cache
-    num_host_blocks: int = 0  # blocks that hold what is swapped out, for each cache
-    preemption: Literal["recompute", "swap"] = "recompute"
-    max_num_seqs: int  # sequences running at once
-    max_proposal_len: int  # draft tokens per sequence and round
-    min_draft_prob: float = 0.0  # a proposal ends where the draft's largest probability is lower
-    disable_above_batch: int | None = None  # no proposals while more sequences run
-    target_sampling: SamplerSettings = SamplerSettings()
-    draft_sampling: SamplerSettings = SamplerSettings()
+    stats: EngineStats
+    stage_s: Mapping[str, float] | None = None  # seconds by stage; None: not timed
+    blocks: BlockUsage | None = None  # None: it has no KV blocks of its own
+    notes: list[str] = field(default_factory=list)
 
 
-def build_scheduler(
-    target: LoadedModel, draft: LoadedModel | NgramSettings | None, settings: EngineSettings, stop: StopCriteria
-) -> Scheduler:
-    """Allocates the KV caches on the models' device. Without a ``draft`` it is the autoregressive baseline."""
-    target_worker = Worker(
-        _runner(target, settings),
-        _sampler(settings.target_sampling, Stream.TARGET_TOKEN, None),
-        max_model_len=target.max_model_len,
-    )
-    return Scheduler(
-        SpecDecodeWorker(_proposer(target, draft, settings), target_worker, StageTimer(target.model.device)),
-        BlockManager(
-            num_blocks=settings.num_blocks,
-            block_size=settings.block_size,
-            num_host_blocks=settings.num_host_blocks,
-        ),
-        max_num_seqs=settings.max_num_seqs,
-        max_proposal_len=0 if draft is None else settings.max_proposal_len,
-        stop=stop,
-        preemption=settings.preemption,
-        disable_above_batch=settings.disable_above_batch,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What an engine can give beside token ids."""
+
+    rounds: bool  # a record for each round
+    probabilities: bool  # draft and target probabilities in them
 
 
-def _proposer(
-    target: LoadedModel, draft: LoadedModel | NgramSettings | None, settings: EngineSettings
-) -> SpeculativeProposer:
-    k, vocab_size, device = settings.max_proposal_len, target.vocab_size, target.model.device
-    if draft is None:
-        return NoProposer(vocab_size=vocab_size, device=device)
-    if isinstance(draft, NgramSettings):
-        return NgramProposer(
-            max_proposal_len=k,
-            vocab_size=vocab_size,
-            device=device,
-            max_window=draft.max_window,
-            min_window=draft.min_window,
-        )
-    worker = MultiStepWorker(
-        _runner(draft, settings, known_ids=draft.vocab_size if draft.vocab_size < target.vocab_size else None),
-        _sampler(settings.draft_sampling, Stream.DRAFT_TOKEN, vocab_size),
-        max_model_len=draft.max_model_len,
-        min_prob=settings.min_draft_prob,
-    )
-    return DraftModelTop1Proposer(worker, max_proposal_len=k, vocab_size=vocab_size)
+class Engine(Protocol):
+    """Keeps up to ``max_num_seqs`` sequences running."""
 
+    @property
+    def capabilities(self) -> Capabilities: ...
 
-def _runner(loaded: LoadedModel, settings: EngineSettings, *, known_ids: int | None = None) -> ModelRunner:
-    cache = KVCache(
-        loaded.layers,
-        num_blocks=settings.num_blocks,
-        block_size=settings.block_size,
-        num_host_blocks=settings.num_host_blocks,
-        dtype=loaded.dtype,
-        device=loaded.model.device,
-    )
-    return ModelRunner(loaded.model, cache, known_ids=known_ids)
+    @property
+    def stats(self) -> EngineStats:
+        """Running totals, read between steps."""
+        ...
 
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences running or preempted, and requests not yet admitted."""
+        ...
 
-def _sampler(settings: SamplerSettings, stream: Stream, vocab_size: int | None) -> Sampler:
-    return Sampler(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        stream=stream,
-        vocab_size=vocab_size,
-    )
+    @property
+    def has_free_slot(self) -> bool:
+        """Nobody waits and one more sequence could be taken on."""
+        ...
 
+    def add(self, request: Request, *, arrival_s: float | None = None) -> None:
+        """Queues a request; ``arrival_s``: when it arrived, seconds on the engine's monotonic clock (default: now).
 
-def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
-    """Bytes that one block id takes in the caches of all ``models``."""
-    return sum(KVCache.bytes_per_block(m.layers, block_size=block_size, dtype=m.dtype) for m in models)
+        Raises ``ValueError`` if it could never be run.
+        """
+        ...
 
+    def step(self) -> list[RequestRecord]:
+        """Runs one step and returns the sequences that finished in it."""
+        ...
 
-def blocks_that_fit(models: Sequence[LoadedModel], *, block_size: int, memory_share: float) -> int:
-    """Blocks that fit into ``memory_share`` of a GPU's memory next to what is already allocated there."""
-    free, total = torch.cuda.mem_get_info(models[0].model.device)
-    budget = int(total * memory_share) - (total - free)
-    return max(0, budget) // bytes_per_block(models, block_size) - 1  # block 0 comes on top
+    def finish(self) -> EngineReport:
+        """Checks that nothing is left over, and gives the totals. No step may follow."""
+        ...

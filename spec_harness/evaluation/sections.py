@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal, cast
 
-from spec_harness.engine.engine import EngineSettings, bytes_per_block
+from spec_harness.engine.native import EngineSettings, bytes_per_block
 from spec_harness.evaluation.module import Pass
 from spec_harness.metrics.bootstrap import Bootstrap
 from spec_harness.metrics.counts import ProposalCounts

@@ -11,7 +11,7 @@ from math import inf, isfinite
 
 import torch
 
-from spec_harness.engine.engine import EngineSettings, SamplerSettings, build_scheduler
+from spec_harness.engine.native import EngineSettings, SamplerSettings, build_scheduler
 from spec_harness.engine.running import RunningSequence
 from spec_harness.engine.scheduler import Scheduler
 from spec_harness.engine.stopping import StopCriteria

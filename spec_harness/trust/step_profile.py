@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import torch
 
-from spec_harness.engine.engine import EngineSettings, NgramSettings, build_scheduler
+from spec_harness.engine.native import EngineSettings, NgramSettings, build_scheduler
 from spec_harness.engine.scheduler import Scheduler
 from spec_harness.engine.scorer import TargetScorer
 from spec_harness.engine.stopping import StopCriteria

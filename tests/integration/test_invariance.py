@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec_harness.engine.engine import NgramSettings
+from spec_harness.engine.native import NgramSettings
 from spec_harness.engine.scheduler import Scheduler
 from spec_harness.models.load import LoadedModel
 from spec_harness.requests import Request, RequestRecord

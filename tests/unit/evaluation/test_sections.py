@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from spec_harness.engine.engine import EngineSettings
+from spec_harness.engine.native import EngineSettings
 from spec_harness.engine.scheduler import SchedulerStats
 from spec_harness.evaluation.module import Pass
 from spec_harness.evaluation.sections import BASELINE, SPECULATIVE, integrity_results, kv_results, timing_results
