@@ -9,9 +9,12 @@ StopReason = Literal["eos", "stop", "length"]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """What one request asks for. Temperature, top-k and top-p belong to the sampler of a worker, not to a request."""
+    """What one request asks for. An engine that samples all requests alike refuses one that asks for something else."""
 
     max_new_tokens: int  # tokens, the prefill's token included
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0  # 1: all tokens
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()  # end-of-sequence ids and further stop ids; kept in the output
     max_proposal_len: int | None = None  # tokens; a cap of this request below the run's

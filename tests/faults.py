@@ -58,14 +58,14 @@ def skipped_write(patch: pytest.MonkeyPatch, loaded: LoadedModel) -> None:
 
 
 def _rewind_by(patch: pytest.MonkeyPatch, loaded: LoadedModel, to: Callable[[int, int], int]) -> None:
-    """``to`` gives ``num_computed`` from what was computed and the new length."""
+    """``to`` gives ``num_computed_tokens`` from what was computed and the new length."""
     rewind = Worker.rewind
 
     def wrong(self: Worker, seq_id: int, length: int) -> None:
-        before = self.num_computed(seq_id)
+        before = self.num_computed_tokens(seq_id)
         rewind(self, seq_id, length)
         if before and of_role(self.runner, loaded):
-            self._num_computed[seq_id] = to(before, length)
+            self._num_computed_tokens[seq_id] = to(before, length)
 
     patch.setattr(Worker, "rewind", wrong)
 

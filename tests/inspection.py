@@ -24,7 +24,7 @@ def assert_nothing_left(engine: Scheduler) -> None:
     assert engine.blocks.num_free == engine.blocks.num_blocks
     assert sorted(engine.blocks._host_free) == list(range(engine.blocks.num_host_blocks))
     for each in workers(engine):
-        assert not each._num_computed
+        assert not each._num_computed_tokens
 
 
 def workers(engine: Scheduler) -> list[Worker]:
@@ -52,7 +52,7 @@ def drawn(record: RequestRecord) -> tuple[list[int], list[tuple[Any, ...]]]:
 
 
 def largest_kv_difference(engine: Scheduler) -> float:
-    """The largest difference between what is cached for the first ``num_computed`` tokens of a running sequence and a
+    """The largest difference between what is cached for the first ``num_computed_tokens`` of a running sequence and a
     fresh prefill of them, in the draft's cache and the target's.
 
     The fresh prefill is the dense model's own, with its own cache; ours is read slot by slot through the block table.
@@ -60,7 +60,7 @@ def largest_kv_difference(engine: Scheduler) -> float:
     largest = 0.0
     for each in workers(engine):
         for seq in engine.running:
-            count = each.num_computed(seq.seq_id)
+            count = each.num_computed_tokens(seq.seq_id)
             assert count < len(seq.data)  # the last token has been fed to no model
             if count:
                 table = engine.blocks.block_table(seq.seq_id)

@@ -74,8 +74,8 @@ class SpecDecodeWorker:
 
     def first_write(self, seq_id: int, proposal_len: int) -> int:
         """The first position whose KV the next round writes, in either cache."""
-        drafted = self.proposer.num_computed(seq_id) if proposal_len else None
-        computed = self.target.num_computed(seq_id)
+        drafted = self.proposer.num_computed_tokens(seq_id) if proposal_len else None
+        computed = self.target.num_computed_tokens(seq_id)
         return computed if drafted is None else min(computed, drafted)
 
     def execute_round(

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Literal
 
 from spec_harness.engine.commit import round_record
+from spec_harness.engine.engine import EngineStats
 from spec_harness.engine.proposal_length import plan_proposal_len
 from spec_harness.engine.round import RoundOutcome, SpecDecodeWorker
 from spec_harness.engine.running import RunningSequence
@@ -15,21 +16,6 @@ from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.block_manager import BlockManager, OutOfBlocksError, blocks_for
 from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.requests import Request, RequestRecord, SequenceMetadata, SkipReason, StopReason
-
-
-@dataclass
-class SchedulerStats:
-    """What the scheduler counts; KV figures are sums over steps, so that ratios come once, at the end."""
-
-    num_steps: int = 0
-    rows_run: int = 0
-    tokens_held: int = 0
-    slots_held: int = 0
-    preemptions: int = 0  # times a sequence gave its blocks back unfinished
-    swaps: int = 0  # preemptions that moved its blocks to the host
-    num_draft_tokens: int = 0  # these three: running sums, for the eye; the results' counts come from the records
-    num_accepted_tokens: int = 0
-    num_emitted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,7 @@ class Scheduler:
     ) -> None:
         self.worker = worker
         self.blocks = blocks
-        self.stats = SchedulerStats()
+        self.stats = EngineStats()
         self._max_num_seqs = max_num_seqs
         self.max_proposal_len = max_proposal_len
         self._stop = stop

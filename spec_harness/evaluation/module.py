@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from lightning import LightningModule
 
-from spec_harness.engine.scheduler import Scheduler, SchedulerStats
+from spec_harness.engine.engine import EngineStats
+from spec_harness.engine.scheduler import Scheduler
 from spec_harness.evaluation.progress import EvalProgress, PassProgress
 from spec_harness.metrics.aggregate import ProposalMetric
 from spec_harness.models.load import LoadedModel
@@ -22,7 +23,7 @@ class Pass:
     records: list[RequestRecord] = field(default_factory=list)  # finished requests, in the order of their finishing
     wall_s: float = 0.0  # seconds in the engine
     stage_s: dict[str, float] = field(default_factory=dict)  # seconds by stage
-    stats: SchedulerStats = field(default_factory=SchedulerStats)
+    stats: EngineStats = field(default_factory=EngineStats)
     blocks_peak: int = 0  # most KV blocks owned at one time
     blocks_total: int = 0  # KV blocks handed out
     draft_mass_outside: float | None = None  # mean draft probability on ids that the target lacks

@@ -9,7 +9,7 @@ from typing import Any
 import wandb
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
-from spec_harness.engine.scheduler import SchedulerStats
+from spec_harness.engine.engine import EngineStats
 from spec_harness.errors import UserError
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
 from spec_harness.evaluation.tracking_tables import POSITION, media, position_lines
@@ -131,7 +131,7 @@ class RunningFigures:
         self._num_records = 0
         self._next = _EVERY
         self._pass = ""
-        self._before = SchedulerStats()
+        self._before = EngineStats()
 
     def __call__(self, module: SpecDecodeEvalModule) -> None:
         if not self._loggers or module.num_engine_steps < self._next:
@@ -151,7 +151,7 @@ class RunningFigures:
     def _since(self, current: Pass) -> dict[str, float | None]:
         """Means over the engine steps since the last record; ``None`` where there was nothing."""
         now = current.stats
-        before = self._before if current.name == self._pass else SchedulerStats()
+        before = self._before if current.name == self._pass else EngineStats()
         self._pass, self._before = current.name, replace(now)
         steps, rows = now.num_steps - before.num_steps, now.rows_run - before.rows_run
         drafted = now.num_draft_tokens - before.num_draft_tokens

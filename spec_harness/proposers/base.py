@@ -56,7 +56,7 @@ class SpeculativeProposer(Protocol):
         """
         ...
 
-    def num_computed(self, seq_id: int) -> int | None:
+    def num_computed_tokens(self, seq_id: int) -> int | None:
         """Tokens of the sequence in its KV cache; ``None`` if it has none."""
         ...
 

@@ -73,8 +73,8 @@ class DraftModelTop1Proposer:
             lens = (token_ids >= 0).sum(-1).cpu()
         return SpeculativeProposals(token_ids, probs, lens, logits)
 
-    def num_computed(self, seq_id: int) -> int | None:
-        return self.worker.num_computed(seq_id)
+    def num_computed_tokens(self, seq_id: int) -> int | None:
+        return self.worker.num_computed_tokens(seq_id)
 
     def rewind(self, seq_id: int, length: int) -> None:
         self.worker.rewind(seq_id, length)

@@ -53,7 +53,7 @@ class NgramProposer:
                     return tokens[start + window : start + window + max_len]
         return []
 
-    def num_computed(self, seq_id: int) -> int | None:
+    def num_computed_tokens(self, seq_id: int) -> int | None:
         """Holds no KV."""
         return None
 

@@ -30,7 +30,7 @@ class NoProposer:
             torch.zeros(batch, dtype=torch.int64),
         )
 
-    def num_computed(self, seq_id: int) -> int | None:
+    def num_computed_tokens(self, seq_id: int) -> int | None:
         """Holds no KV."""
         return None
 

@@ -160,7 +160,7 @@ class _Watch:
             self._compare(drafting, proposer.worker, seq, table, computed)
 
     def _compare(self, role: str, worker: Worker, seq: RunningSequence, table: list[int], computed: int) -> None:
-        deviation = float(abs(worker.num_computed(seq.seq_id) - computed))
+        deviation = float(abs(worker.num_computed_tokens(seq.seq_id) - computed))
         error = _kv_error(worker, seq.data.token_ids[:computed], table)
         self._deviation[role] = max(self._deviation.get(role, 0.0), deviation)
         self._kv_error[role] = max(self._kv_error.get(role, 0.0), error if isfinite(error) else inf)

@@ -12,33 +12,33 @@ from spec_harness.worker.sampler import Sampler, SamplerOutput
 
 
 class Worker:
-    """Always feeds ``tokens[num_computed:]`` of each sequence, so whatever a sequence lacks is caught up in its next
-    forward: the prompt, the token after a fully accepted proposal, what a skipped round left out."""
+    """Always feeds ``tokens[num_computed_tokens:]`` of each sequence, so whatever a sequence lacks is caught up in its
+    next forward: the prompt, the token after a fully accepted proposal, what a skipped round left out."""
 
     def __init__(self, runner: ModelRunner, sampler: Sampler, *, max_model_len: int) -> None:
         self.runner = runner
         self.sampler = sampler
         self.max_model_len = max_model_len  # positions the model has
-        self._num_computed: dict[int, int] = {}
+        self._num_computed_tokens: dict[int, int] = {}
 
-    def num_computed(self, seq_id: int) -> int:
+    def num_computed_tokens(self, seq_id: int) -> int:
         """Tokens of ``seq_id`` whose KV is in the cache."""
-        return self._num_computed.get(seq_id, 0)
+        return self._num_computed_tokens.get(seq_id, 0)
 
     def rewind(self, seq_id: int, length: int) -> None:
-        """To be called once a round is committed: what was cached past the last committed token is void.
+        """To be called once a round is committed: drops what was cached past the last committed token.
 
-        ``num_computed`` becomes min(num_computed, length - 1), never more: a token's KV counts only once it was fed.
+        ``num_computed_tokens`` is cut to ``length - 1`` and never raised: a token's KV counts only once it was fed.
         """
-        self._num_computed[seq_id] = min(self.num_computed(seq_id), length - 1)
+        self._num_computed_tokens[seq_id] = min(self.num_computed_tokens(seq_id), length - 1)
 
     def forget(self, seq_id: int) -> None:
         """The sequence's blocks are gone; should it come back it is computed from its first token."""
-        self._num_computed.pop(seq_id, None)
+        self._num_computed_tokens.pop(seq_id, None)
 
     def fork(self, parent: int, child: int) -> None:
         """The new sequence ``child`` shares the parent's blocks, and what is computed in them."""
-        self._num_computed[child] = self.num_computed(parent)
+        self._num_computed_tokens[child] = self.num_computed_tokens(parent)
 
     def apply(self, cache_ops: CacheOps | None) -> None:
         """Moves KV blocks, before the forward that relies on it."""
@@ -69,7 +69,7 @@ class Worker:
         self._assert_enough_kv_space(metadata, [1 + extra for extra in lens])
         rows = []
         for m, extra in zip(metadata, lens, strict=True):
-            start = self.num_computed(m.seq_id)
+            start = self.num_computed_tokens(m.seq_id)
             token_ids = m.data.tokens_from(start)
             if not token_ids:  # as far as the sequence or further: an earlier call fed its last token, or drafted ones
                 raise ValueError(
@@ -92,7 +92,7 @@ class Worker:
     ) -> Float[Tensor, "N V"]:
         logits = self.runner.run(rows, pending)
         for m, row in zip(metadata, rows, strict=True):
-            self._num_computed[m.seq_id] = row.end
+            self._num_computed_tokens[m.seq_id] = row.end
         return logits
 
     def _assert_enough_kv_space(self, metadata: Sequence[SequenceMetadata], num_steps: Sequence[int]) -> None:

@@ -105,8 +105,8 @@ def test_a_draft_that_is_never_accepted_leaves_no_fault_unseen(monkeypatch: pyte
 
     class LastTokenOnlyWorker(MultiStepWorker):
         def rewind(self, seq_id: int, length: int) -> None:
-            if self.num_computed(seq_id):
-                self._num_computed[seq_id] = length - 1
+            if self.num_computed_tokens(seq_id):
+                self._num_computed_tokens[seq_id] = length - 1
 
     def failed() -> list[str]:
         checks = run_gate(SIZES["quick"], target, stranger, replace(SETTINGS, max_proposal_len=1), PROMPTS)

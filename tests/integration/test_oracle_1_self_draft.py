@@ -49,8 +49,8 @@ class LastTokenOnlyWorker(MultiStepWorker):
     """Feeds only the last token after a fully accepted proposal, as its ancestors did."""
 
     def rewind(self, seq_id: int, length: int) -> None:
-        if self.num_computed(seq_id):
-            self._num_computed[seq_id] = length - 1
+        if self.num_computed_tokens(seq_id):
+            self._num_computed_tokens[seq_id] = length - 1
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])

@@ -99,7 +99,7 @@ def test_too_few_slots_are_refused_before_any_forward(target: LoadedModel, num_s
         with pytest.raises(ValueError, match=message):
             engine.execute_model_multi_step([*sequences[:2], short, sequences[3]], num_steps)
         assert not seen
-        assert all(engine.num_computed(m.seq_id) == 0 for m in sequences)
+        assert all(engine.num_computed_tokens(m.seq_id) == 0 for m in sequences)
         engine.execute_model_multi_step(sequences, num_steps)  # exactly sufficient
         assert len(seen) == num_steps
 
@@ -149,8 +149,8 @@ def test_a_call_without_a_rewind_since_the_last_is_refused(target: LoadedModel, 
 
 
 def test_a_sequence_with_nothing_to_feed_is_not_given_its_neighbors_logits(target: LoadedModel) -> None:
-    """After a single step without a rewind ``num_computed`` equals the length. The check once asked only for
-    ``num_computed`` beyond it; so the row was empty, and its "last" token that of the row packed before it."""
+    """After a single step without a rewind ``num_computed_tokens`` equals the length. The check once asked only for
+    ``num_computed_tokens`` beyond it; so the row was empty, and its "last" token that of the row packed before it."""
     first, second = batch(1, 4, seed=0)[:2]
     engine = worker(target, num_blocks=200)
     with torch.inference_mode():

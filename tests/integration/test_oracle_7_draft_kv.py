@@ -1,4 +1,4 @@
-"""Oracle 7: after each round the first ``num_computed`` cached keys and values of a sequence equal a fresh prefill.
+"""Oracle 7: after each round a sequence's first ``num_computed_tokens`` cached keys and values equal a fresh prefill.
 
 A wrong draft cache changes no output, since the target verifies it; only acceptance drops. So the cache itself is
 looked at, in the draft and in the target, slot by slot through the block table, and compared with the dense model's.
@@ -92,8 +92,8 @@ def feeds_only_the_last_token(patch: pytest.MonkeyPatch) -> None:
 
     class LastTokenOnlyWorker(MultiStepWorker):
         def rewind(self, seq_id: int, length: int) -> None:
-            if self.num_computed(seq_id):
-                self._num_computed[seq_id] = length - 1
+            if self.num_computed_tokens(seq_id):
+                self._num_computed_tokens[seq_id] = length - 1
 
     patch.setattr(engine_module, "MultiStepWorker", LastTokenOnlyWorker)
 
@@ -137,10 +137,10 @@ def keeps_rejected_tokens(patch: pytest.MonkeyPatch) -> None:
     """One slot too many counts as computed in the draft: the one that a rejected token was written to."""
 
     def rewind(self: MultiStepWorker, seq_id: int, length: int) -> None:
-        before = self.num_computed(seq_id)
+        before = self.num_computed_tokens(seq_id)
         Worker.rewind(self, seq_id, length)
         if before >= length:
-            self._num_computed[seq_id] += 1
+            self._num_computed_tokens[seq_id] += 1
 
     patch.setattr(MultiStepWorker, "rewind", rewind)
 

@@ -32,7 +32,7 @@ def plant_a_hole_in_the_draft_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     The output stays right and acceptance silently drops."""
 
     def rewind(self: MultiStepWorker, seq_id: int, length: int) -> None:
-        self._num_computed[seq_id] = length - 1
+        self._num_computed_tokens[seq_id] = length - 1
 
     monkeypatch.setattr(MultiStepWorker, "rewind", rewind)
 

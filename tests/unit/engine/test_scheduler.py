@@ -107,8 +107,8 @@ def test_a_free_slot_is_one_that_no_request_waits_for(target: LoadedModel) -> No
 def test_finished_sequences_leave_no_state_behind(target: LoadedModel, draft: LoadedModel) -> None:
     engine = scheduler(target, draft)
     run(engine, [request(i, prompt) for i, prompt in enumerate(PROMPTS)])
-    assert not engine.worker.target._num_computed
-    assert not engine.worker.proposer.worker._num_computed
+    assert not engine.worker.target._num_computed_tokens
+    assert not engine.worker.proposer.worker._num_computed_tokens
 
 
 def test_a_second_batch_through_used_blocks_gives_the_same(target: LoadedModel, draft: LoadedModel) -> None:

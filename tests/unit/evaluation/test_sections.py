@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from spec_harness.engine.engine import EngineStats
 from spec_harness.engine.native import EngineSettings
-from spec_harness.engine.scheduler import SchedulerStats
 from spec_harness.evaluation.module import Pass
 from spec_harness.evaluation.sections import BASELINE, SPECULATIVE, integrity_results, kv_results, timing_results
 from spec_harness.metrics.counts import ProposalCounts
@@ -100,7 +100,7 @@ SETTINGS = EngineSettings(block_size=4, num_blocks=10, max_num_seqs=2, max_propo
 
 
 def test_kv_figures_are_those_of_both_caches(target: LoadedModel, draft: LoadedModel, make_request: Make) -> None:
-    stats = SchedulerStats(tokens_held=30, slots_held=40)
+    stats = EngineStats(tokens_held=30, slots_held=40)
     finished = done(SPECULATIVE, make_request([]), stats=stats, blocks_peak=6, blocks_total=9)
     kv = kv_results(finished, SETTINGS, target, draft)
     # Two layers, keys and values, four tokens, two heads of 16 numbers of 4 bytes.

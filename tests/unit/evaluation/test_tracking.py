@@ -9,7 +9,7 @@ import pytest
 import wandb
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from spec_harness.engine.scheduler import SchedulerStats
+from spec_harness.engine.engine import EngineStats
 from spec_harness.errors import UserError
 from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
 from spec_harness.evaluation.tracking import RunningFigures, finish, make_loggers, plain_numbers, run_name
@@ -103,9 +103,9 @@ def test_running_figures_are_logged_every_tenth_step(target: LoadedModel, make_r
     assert second["running/speculative/acceptance_rate"] == 1 / 4
 
 
-def stats(steps: int, rows: int, drafted: int, accepted: int) -> SchedulerStats:
+def stats(steps: int, rows: int, drafted: int, accepted: int) -> EngineStats:
     """Of ``rows`` rounds in ``steps`` steps that emit a token each, and what was accepted."""
-    return SchedulerStats(
+    return EngineStats(
         num_steps=steps,
         rows_run=rows,
         tokens_held=10 * rows,

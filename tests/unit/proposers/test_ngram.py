@@ -25,7 +25,7 @@ def proposed(tokens: list[int], *, limit: int = 4, prompt_len: int | None = None
 def test_it_is_a_proposer() -> None:
     assert isinstance(proposer(), SpeculativeProposer)
     assert proposer().empty_reason == "no_match"
-    assert proposer().num_computed(0) is None
+    assert proposer().num_computed_tokens(0) is None
 
 
 def test_what_followed_the_last_tokens_is_proposed() -> None:

@@ -13,10 +13,10 @@ def test_only_what_is_not_computed_is_fed(target: LoadedModel) -> None:
     engine = worker(target)
     with forwards(target.model) as seen:
         engine.execute_model([metadata(0, PROMPT, [4, 2, 9])])
-        assert engine.num_computed(0) == 5
+        assert engine.num_computed_tokens(0) == 5
         engine.execute_model([metadata(0, PROMPT, [4, 2, 9], [7, 8])])  # two tokens behind: a bonus token came on top
         engine.rewind(0, 6)
-        assert engine.num_computed(0) == 5
+        assert engine.num_computed_tokens(0) == 5
         engine.execute_model([metadata(0, PROMPT, [4, 2, 9], [7, 8, 6])])
     assert [ids.tolist() for ids in seen] == [[PROMPT], [[7, 8]], [[7, 8, 6]]]
 
@@ -25,12 +25,12 @@ def test_only_what_is_not_computed_is_fed(target: LoadedModel) -> None:
 def test_a_rewind_never_goes_forward(target: LoadedModel) -> None:
     engine = worker(target)
     engine.rewind(0, 9)
-    assert engine.num_computed(0) == 0
+    assert engine.num_computed_tokens(0) == 0
     engine.execute_model([metadata(0, PROMPT, [4, 2, 9])])
     engine.rewind(0, 50)
-    assert engine.num_computed(0) == 5
+    assert engine.num_computed_tokens(0) == 5
     engine.rewind(0, 5)
-    assert engine.num_computed(0) == 4
+    assert engine.num_computed_tokens(0) == 4
 
 
 @torch.inference_mode()
@@ -47,11 +47,11 @@ def test_a_forgotten_sequence_is_computed_from_its_first_token(target: LoadedMod
 
 @torch.inference_mode()
 def test_what_a_rewound_sequence_had_cached_leaves_no_trace(target: LoadedModel) -> None:
-    """Rejected draft tokens stay in the cache past ``num_computed``, and are overwritten by what follows."""
+    """Rejected draft tokens stay in the cache past ``num_computed_tokens``, and are overwritten by what follows."""
     engine = worker(target)
     sequence = metadata(0, PROMPT, [4, 2, 9])
     engine.compute_logits([sequence], torch.tensor([99, 98, 97]), [3], score=True)
-    assert engine.num_computed(0) == 8
+    assert engine.num_computed_tokens(0) == 8
     engine.rewind(0, 6)
     grown = metadata(0, PROMPT, [4, 2, 9], [50])
     logits = engine.compute_logits([grown], torch.tensor([51, 52]), [2], score=True)
