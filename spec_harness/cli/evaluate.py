@@ -28,7 +28,7 @@ from spec_harness.cli.compose import (
     parse,
     to_config,
 )
-from spec_harness.cli.terminal import report, tolerate_encodings
+from spec_harness.cli.terminal import print_error, tolerate_encodings
 from spec_harness.config import register_schema
 from spec_harness.errors import UserError
 from spec_harness.results.run_directory import (
@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(arguments)
     except UserError as error:
-        report(error)
+        print_error(error)
         return 2
     except KeyboardInterrupt:
-        report("interrupted")
+        print_error("interrupted")
         return 1
 
 
@@ -94,14 +94,14 @@ def _run_once(request: Request, plan: Plan) -> int:
         code = 1
     if refusals:
         footprint.remove_new()
-        report(refusals[0])
+        print_error(refusals[0])
         return 2
     if run_state(plan.output_dir) == "running":  # killed before it could say so
         record_failure(plan.output_dir, KeyboardInterrupt("interrupted"))
     if code == 0 and run_state(plan.output_dir) not in ("done", None):
         code = 1  # Lightning ends a run that was told to stop as if it were done
     if code and _was_interrupted(plan.output_dir):
-        report(f"interrupted; what was finished is in {plan.output_dir}")
+        print_error(f"interrupted; what was finished is in {plan.output_dir}")
     return code
 
 
@@ -118,12 +118,12 @@ def _sweep(request: Request, plan: Plan) -> int:
         for directory in unfinished_jobs(plan.output_dir, earlier):
             record_failure(directory, KeyboardInterrupt("interrupted"))
         if not job_stamps(plan.output_dir):
-            report("interrupted before the first job")
+            print_error("interrupted before the first job")
     if job_stamps(plan.output_dir):
         _summarize(plan.output_dir, shown=plan.verbose)
     failures = failed_jobs(plan.output_dir, earlier)
     for line in failures:
-        report(line)
+        print_error(line)
     return 1 if failures else code
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from spec_harness import __version__
-from spec_harness.cli.terminal import report, tolerate_encodings
+from spec_harness.cli.terminal import print_error, tolerate_encodings
 from spec_harness.errors import UserError
 
 
@@ -35,16 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _compare(arguments.directory_a, arguments.directory_b)
     except (UserError, OSError) as error:  # what cannot be written, or read, is named by the error itself
-        report(error)
+        print_error(error)
         return 2
     except KeyboardInterrupt:
-        report("interrupted")
+        print_error("interrupted")
         return 1
     except Exception as error:  # a damaged file, in a way that nobody thought of
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         what = f"{type(error).__name__}: {error}"
-        report(f"cannot be read as what spec-eval left ({what}); HYDRA_FULL_ERROR=1 shows where")
+        print_error(f"cannot be read as what spec-eval left ({what}); HYDRA_FULL_ERROR=1 shows where")
         return 1
     return 0
 
@@ -105,14 +105,14 @@ def _html(directory: Path) -> None:
 
 def _compare(directory_a: Path, directory_b: Path) -> None:
     from spec_harness.report.compare import compare
-    from spec_harness.report.compare_tables import compare_blocks, compare_headline, compare_notes
+    from spec_harness.report.compare_tables import compare_headline, compare_notes, compare_tables
     from spec_harness.report.load import load_run
-    from spec_harness.report.summary import plain_console, print_blocks, print_headline, print_notes
+    from spec_harness.report.terminal import plain_console, print_headline, print_notes, print_tables
 
     a, b, console = load_run(directory_a), load_run(directory_b), plain_console()
     differences = compare(a, b)
     print_headline(console, compare_headline(a, b, differences))
-    print_blocks(console, compare_blocks(differences))
+    print_tables(console, compare_tables(differences))
     print_notes(console, compare_notes(a, b))
 
 

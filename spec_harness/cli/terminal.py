@@ -13,7 +13,7 @@ def tolerate_encodings() -> None:
             stream.reconfigure(errors="replace")
 
 
-def report(error: BaseException | str) -> None:
+def print_error(error: BaseException | str) -> None:
     """One ``error:`` line; ``HYDRA_FULL_ERROR=1`` shows where it came from."""
     if isinstance(error, BaseException) and os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)

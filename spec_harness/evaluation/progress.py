@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from spec_harness.report.summary import WIDTH
+from spec_harness.report.terminal import WIDTH
 
 
 @contextmanager

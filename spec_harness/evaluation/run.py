@@ -26,7 +26,7 @@ from spec_harness.metrics.identities import check_identities
 from spec_harness.models.configured import model_name, quiet_transformers
 from spec_harness.report.markdown import write_report
 from spec_harness.report.notes import notes
-from spec_harness.report.summary import print_summary
+from spec_harness.report.terminal import print_summary
 from spec_harness.results.run_files import RunFiles, StatusFile, write_token_texts
 from spec_harness.results.schema import (
     BaselineEquality,

@@ -8,7 +8,7 @@ from spec_harness.results.schema import Estimate, RunResults
 SILENT = ("logger", "verbose", "trainer.enable_progress_bar")  # configuration that changes no figure
 
 
-def under(key: str, prefixes: Sequence[str]) -> bool:
+def has_prefix(key: str, prefixes: Sequence[str]) -> bool:
     """The key is one of ``prefixes``, or inside such a section."""
     return any(f"{key}.".startswith(f"{prefix}.") for prefix in prefixes)
 
@@ -38,18 +38,18 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def task(results: RunResults) -> dict[str, Any]:
+def workload_key(results: RunResults) -> dict[str, Any]:
     """What was decoded and how, by key: two runs in which this differs cannot be told better or worse. The prompts
     themselves are in the runs' files. Sampling's seed is left out: another seed is another draw of the same."""
     sampling = {f"sampling.{key}": value for key, value in section(results, "sampling").items() if key != "seed"}
     return {f"target.{key}": value for key, value in _target(results).items()} | sampling
 
 
-def unlike(runs: Sequence[RunResults]) -> list[str]:
+def incomparable_keys(runs: Sequence[RunResults]) -> list[str]:
     """The keys that forbid ranking the runs: of their tasks, of the prompts asked for, and of the machine."""
     hashed = all(one.provenance.prompts_sha256 for one in runs)
     asked = [
-        task(one)
+        workload_key(one)
         | ({"prompts": one.provenance.prompts_sha256} if hashed else {})
         | {f"data.{key}": x for key, x in section(one, "data").items() if not hashed or key == "chat_template"}
         | {"requests": one.proposal.num_requests}

@@ -11,9 +11,9 @@ from spec_harness.errors import UserError
 from spec_harness.metrics.bootstrap import Bootstrap, Floats, Interval
 from spec_harness.metrics.counts import ProposalCounts
 from spec_harness.metrics.statistics import RATIOS
-from spec_harness.report.comparable import SILENT, flatten, machine, speed, task, under
+from spec_harness.report.comparable import SILENT, flatten, has_prefix, machine, speed, workload_key
 from spec_harness.report.load import Run
-from spec_harness.report.yardstick import FLOOR, yardstick
+from spec_harness.report.pooled_baseline import FLOOR, pooled_baseline
 from spec_harness.results.schema import RunResults
 
 RATES = ("coverage", "acceptance_rate", "mean_acceptance_length", "tokens_per_target_pass")
@@ -73,16 +73,16 @@ def compare(a: Run, b: Run) -> list[Difference]:
         if change is None
         else draws.interval(change * _relative_speed(draws, theirs) / _relative_speed(draws, ours))
     )
-    stick = yardstick([a.results, b.results])
+    pooled = pooled_baseline([a.results, b.results])
     uncertain = is_repeat(a.results, b.results) or machine(a.results) != machine(b.results)
-    noise = inf if uncertain else FLOOR if stick is None else stick.noise
+    noise = inf if uncertain else FLOOR if pooled is None else pooled.noise
     return [*found, Difference(name=SPEED, a=before, b=after, change=change, ci95=ci95, is_ratio=True, noise=noise)]
 
 
 def changed_settings(a: RunResults, b: RunResults) -> dict[str, tuple[Any, Any]]:
     """The keys of the configuration that differ, with both values: what the difference may be due to."""
     ours, theirs = flatten(a.config), flatten(b.config)
-    keys = [key for key in ours | theirs if not under(key, SILENT)]
+    keys = [key for key in ours | theirs if not has_prefix(key, SILENT)]
     return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
 
 
@@ -137,7 +137,7 @@ def _relative_speed(draws: Bootstrap, requests: Mapping[str, Sums]) -> Floats:
 
 def _obstacles(a: Run, b: Run) -> Iterator[str]:
     """What makes the runs answers to different questions."""
-    ours, theirs = task(a.results), task(b.results)
+    ours, theirs = workload_key(a.results), workload_key(b.results)
     for key in {**ours, **theirs}:
         if ours.get(key) != theirs.get(key):
             yield f"{key} is {ours.get(key)} in one and {theirs.get(key)} in the other"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from spec_harness.report.comparable import machine
 from spec_harness.report.compare import EQUAL, RATES, SPEED, Difference, changed_settings, is_repeat
 from spec_harness.report.load import Run
-from spec_harness.report.table import Block, Line
-from spec_harness.report.yardstick import yardstick
+from spec_harness.report.pooled_baseline import pooled_baseline
+from spec_harness.report.table import Line, Table
 
 _NAMES = {name: name.replace("_", " ") for name in (*RATES, SPEED)}
 _SHARES = {"coverage", "acceptance_rate"}
@@ -28,7 +28,7 @@ def compare_headline(a: Run, b: Run, differences: Sequence[Difference]) -> list[
     ]
 
 
-def compare_blocks(differences: Sequence[Difference]) -> list[Block]:
+def compare_tables(differences: Sequence[Difference]) -> list[Table]:
     rows = [
         (
             _NAMES[d.name],
@@ -42,7 +42,7 @@ def compare_blocks(differences: Sequence[Difference]) -> list[Block]:
     ]
     hint = "change: B - A, of tokens per second B / A; interval: the same requests resampled in pairs"
     columns = ("A", "B", "change", "95 % interval", "verdict")
-    return [Block(title="Figure", columns=columns, rows=rows, hint=hint)]
+    return [Table(title="Figure", columns=columns, rows=rows, hint=hint)]
 
 
 def compare_notes(a: Run, b: Run) -> list[str]:
@@ -89,12 +89,12 @@ def _speed(d: Difference, a: Run, b: Run) -> Line:
             f"Speed: the runs have the same settings, B / A is {_change(d, d.change)} by the machine.", "caution"
         )
     line = _answer("Speed", d, "{winner} was faster", "B / A is", unknown="a run measured none")
-    stick = yardstick([a.results, b.results])
+    pooled = pooled_baseline([a.results, b.results])
     if d.change is None:
         return line
-    if stick is None:
+    if pooled is None:
         return Line(f"{line.text} Below {d.noise - 1:.0%} no difference in speed is called clear.", line.tone)
-    first, second = stick.speeds
+    first, second = pooled.speeds
     text = (
         f"{line.text} Plain decoding, the same work in both runs, ran at {first:,.0f} and {second:,.0f} tokens/s: up "
         f"to {d.noise - 1:.0%} may be the machine's."

@@ -14,9 +14,9 @@ from spec_harness.report.plots import run_figures, sweep_figures
 from spec_harness.report.plots.token_plot import by_acceptance, generation_tokens
 from spec_harness.report.points import points
 from spec_harness.report.style import NO_METADATA, styled
-from spec_harness.report.sweep_tables import sweep_blocks, sweep_headline
-from spec_harness.report.table import WORDS, Bar, Block, Line
-from spec_harness.report.tables import blocks, headline
+from spec_harness.report.sweep_tables import sweep_headline, sweep_tables
+from spec_harness.report.table import Bar, Line, Table, holds_figures
+from spec_harness.report.tables import headline, run_tables
 from spec_harness.report.token_view import legend_html, tokens_html
 from spec_harness.report.verdict import Verdict, verdict
 from spec_harness.results.schema import RunResults, replace_text
@@ -30,7 +30,7 @@ h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; overflow-wrap: anywh
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 2px solid #0072B2; }
 p, li { overflow-wrap: anywhere; }
 figure { margin: 1.2rem 0; }
-figure svg { display: block; width: 100%; max-width: 46rem; height: auto; }
+figure svg { display: table; width: 100%; max-width: 46rem; height: auto; }
 .table { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .87rem; }
 th, td { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd; }
@@ -72,7 +72,7 @@ def _run_body(run: Run) -> Iterator[str]:
     yield from _headline(headline(results))
     yield from _figures(run_figures(run))
     yield "<h2>Tables</h2>"
-    yield from map(_table, blocks(results))
+    yield from map(_table, run_tables(results))
     yield from _generations(run)
     yield from _notes(results)
     yield _origin(results)
@@ -86,11 +86,11 @@ def _sweep_body(sweep: Sweep) -> Iterator[str]:
         yield f'<p class="verdict">{escape(answer.headline)}</p>'
     yield from _figures(sweep_figures(sweep))
     yield "<h2>Jobs</h2>"
-    yield from map(_table, sweep_blocks(jobs))
+    yield from map(_table, sweep_tables(jobs))
     if answer is not None:
         yield f"<h2>Run {escape(answer.best.label)} in full</h2>"
         yield '<p class="hint">Its speed-up here is over plain decoding in this run alone.</p>'
-        yield from map(_table, blocks(answer.best.run.results))
+        yield from map(_table, run_tables(answer.best.run.results))
         yield from _notes(answer.best.run.results)
         yield _origin(answer.best.run.results)
         yield from _advice(answer)
@@ -132,14 +132,14 @@ def inline_svg(figure: Figure, name: str) -> str:
     return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", svg.replace("xlink:href", "href"))
 
 
-def _table(block: Block) -> str:
+def _table(table: Table) -> str:
     """Columns of figures are right-aligned."""
-    kinds = ["", *(' class="number"' if column and column not in WORDS else "" for column in block.columns)]
+    kinds = ["", *(' class="number"' if holds_figures(column) else "" for column in table.columns)]
     head = "".join(
-        f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, [block.title, *block.columns], strict=True)
+        f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, [table.title, *table.columns], strict=True)
     )
-    rows = ["".join(f"<td{k}>{_cell(cell)}</td>" for k, cell in zip(kinds, row, strict=True)) for row in block.rows]
-    hint = f'<p class="hint">{escape(block.hint)}</p>' if block.hint else ""
+    rows = ["".join(f"<td{k}>{_cell(cell)}</td>" for k, cell in zip(kinds, row, strict=True)) for row in table.rows]
+    hint = f'<p class="hint">{escape(table.hint)}</p>' if table.hint else ""
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{hint}</div>'
 

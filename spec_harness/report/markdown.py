@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from spec_harness.report.formats import bar_text
-from spec_harness.report.table import WORDS, Bar, Block, Line
-from spec_harness.report.tables import blocks, headline
+from spec_harness.report.table import Bar, Line, Table, holds_figures
+from spec_harness.report.tables import headline, run_tables
 from spec_harness.results.schema import RunResults, replace_text
 
 
@@ -15,9 +15,9 @@ def write_report(path: Path, results: RunResults) -> None:
 def report_text(results: RunResults) -> str:
     who, *answers = headline(results)
     parts = [f"# spec_harness: {escaped(who.text)}", *(f"**{escaped(line.text)}**" for line in answers)]
-    for block in blocks(results):
-        parts.append(table_text(block))
-        parts += [block.hint] if block.hint else []
+    for table in run_tables(results):
+        parts.append(table_text(table))
+        parts += [table.hint] if table.hint else []
     if results.notes:
         parts += ["## Notes", "\n".join(f"- {escaped(note)}" for note in results.notes)]
     started = results.provenance.started_at.strftime("%Y-%m-%d %H:%M")
@@ -25,9 +25,9 @@ def report_text(results: RunResults) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def table_text(block: Block) -> str:
-    rules = [":--", *("--:" if column and column not in WORDS else ":--" for column in block.columns)]
-    rows = [[block.title, *block.columns], rules, *([_cell(cell) for cell in row] for row in block.rows)]
+def table_text(table: Table) -> str:
+    rules = [":--", *("--:" if holds_figures(column) else ":--" for column in table.columns)]
+    rows = [[table.title, *table.columns], rules, *([_cell(cell) for cell in row] for row in table.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

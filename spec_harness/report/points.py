@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from spec_harness.report.comparable import SILENT, flatten, under
+from spec_harness.report.comparable import SILENT, flatten, has_prefix
 from spec_harness.report.load import Run
 from spec_harness.results.schema import RunResults
 
@@ -41,7 +41,7 @@ def points(runs: Sequence[Run]) -> list[Point]:
 def _points(runs: Sequence[Run], told: Sequence[str]) -> list[Point]:
     """``told``: keys that the draft's label and the length tell."""
     flat = [flatten(run.results.config) for run in runs]
-    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if not under(key, (*told, *_SILENT))]
+    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if not has_prefix(key, (*told, *_SILENT))]
     varying = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
     names = [proposer(run.results) for run in runs]
     short = {name: PurePath(name).name for name in names}

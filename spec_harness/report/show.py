@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from spec_harness.report.jobs import is_run, read_run
-from spec_harness.report.summary import plain_console, print_blocks, print_headline, print_notes, print_summary
+from spec_harness.report.terminal import plain_console, print_headline, print_notes, print_summary, print_tables
 
 
 def show(directory: Path) -> None:
@@ -18,12 +18,12 @@ def show_sweep(directory: Path) -> None:
     """pandas is imported here: the table of a run does without."""
     from spec_harness.report.load import load_sweep
     from spec_harness.report.points import points
-    from spec_harness.report.sweep_tables import sweep_blocks, sweep_headline
+    from spec_harness.report.sweep_tables import sweep_headline, sweep_tables
     from spec_harness.report.verdict import verdict
 
     sweep, console = load_sweep(directory), plain_console()
     print_headline(console, sweep_headline(sweep.all_jobs, name=str(directory)))
-    print_blocks(console, sweep_blocks(sweep.all_jobs))
+    print_tables(console, sweep_tables(sweep.all_jobs))
     answer = verdict(points(sweep.runs))
     if answer is not None:
         print_notes(console, answer.reasons, title=answer.headline)

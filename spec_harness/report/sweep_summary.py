@@ -10,7 +10,7 @@ import pandas as pd
 from spec_harness.report.load import load_sweep
 from spec_harness.report.markdown import escaped, table_text
 from spec_harness.report.points import points
-from spec_harness.report.sweep_tables import sweep_blocks, sweep_headline
+from spec_harness.report.sweep_tables import sweep_headline, sweep_tables
 from spec_harness.report.verdict import verdict
 from spec_harness.results.schema import replace_text
 
@@ -26,7 +26,7 @@ def write_sweep_summary(directory: Path) -> None:
     jobs = sweep.all_jobs
     title, *answers = sweep_headline(jobs, name=directory.absolute().name)
     parts = [f"# Sweep {escaped(title.text)}", *(f"**{escaped(line.text)}**" for line in answers)]
-    for block in sweep_blocks(jobs):
+    for block in sweep_tables(jobs):
         parts += [table_text(block), block.hint] if block.hint else [table_text(block)]
     answer = verdict(points(sweep.runs))
     if answer is not None:

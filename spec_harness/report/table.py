@@ -6,7 +6,7 @@ from typing import Literal
 
 Tone = Literal["", "good", "caution", "alarm"]
 MEANING = "what it is"  # the column that explains
-WORDS = {MEANING, "settings", "why", "verdict"}  # columns of words; those without a name are too
+_WORDS = {"", MEANING, "settings", "why", "verdict"}  # columns of words and bars
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,17 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """A table. Its first column is headed by the title; columns of figures are right-aligned."""
+class Table:
+    """The title heads the first column; columns of figures are right-aligned."""
 
     title: str
-    columns: Sequence[str]  # of the columns behind the first
+    columns: Sequence[str]  # all but the first
     rows: Sequence[Sequence[str | Bar | Line]]
     hint: str = ""  # below the table
-    beside: bool = False  # there is room for it beside the table before
-    dispensable: Sequence[str] = (MEANING,)  # columns that a narrow terminal does without, the first first
+    beside: bool = False  # goes next to the table before it where there is room
+    dispensable: Sequence[str] = (MEANING,)  # columns that a narrow terminal drops, the first first
+
+
+def holds_figures(column: str) -> bool:
+    """By its name, whether a column other than the first is right-aligned."""
+    return column not in _WORDS

@@ -9,7 +9,7 @@ from typing import Any
 
 from spec_harness.metrics.bootstrap import MIN_REQUESTS
 from spec_harness.report.formats import latency, number, percent, rate, short, together, tokens
-from spec_harness.report.table import MEANING, Bar, Block, Line
+from spec_harness.report.table import MEANING, Bar, Line, Table
 from spec_harness.results.schema import (
     Estimate,
     IntegrityResults,
@@ -80,7 +80,7 @@ def _speed_verdict(speedup: Estimate) -> Line:
     return Line(text, "good" if value > 1 else "caution")
 
 
-def blocks(results: RunResults) -> list[Block]:
+def run_tables(results: RunResults) -> list[Table]:
     """The tables from top to bottom."""
     proposal, parts = results.proposal, []
     if proposal.num_drafts:
@@ -95,7 +95,7 @@ def blocks(results: RunResults) -> list[Block]:
     return [*parts, _trust(results.integrity)]
 
 
-def _rates(p: ProposalResults) -> Block:
+def _rates(p: ProposalResults) -> Table:
     of_drafts, of_rounds = percent(p.coverage.value), percent(1.0)
     rows = [
         ("acceptance rate", *rate(p.acceptance_rate), of_drafts, "accepted / proposed draft tokens"),
@@ -114,10 +114,10 @@ def _rates(p: ProposalResults) -> Block:
             ("divergence", *number(p.kl_target_draft, unit=" nats"), of_drafts, "KL(target, draft); 0: the same"),
         ]
     hint = "coverage: share of the rounds that the figure is about (those with a proposal, or all)"
-    return Block(title="Proposals", columns=("value", "95 % interval", "coverage", MEANING), rows=rows, hint=hint)
+    return Table(title="Proposals", columns=("value", "95 % interval", "coverage", MEANING), rows=rows, hint=hint)
 
 
-def _positions(p: ProposalResults) -> Block:
+def _positions(p: ProposalResults) -> Table:
     pairs = zip(p.acceptance_rate_per_position, p.conditional_acceptance_per_position, strict=True)
     rows = [(f"no. {i}", *rate(kept), percent(reached.value)) for i, (kept, reached) in enumerate(pairs, start=1)]
     coverage = percent(p.coverage.value)
@@ -125,18 +125,18 @@ def _positions(p: ProposalResults) -> Block:
     if len(rows) > _POSITIONS:
         hint += f"; no. {_POSITIONS + 1} to {len(rows)}: in results.json"
         rows = rows[:_POSITIONS]
-    return Block(title="Draft token", columns=("accepted", "95 % interval", "if reached"), rows=rows, hint=hint)
+    return Table(title="Draft token", columns=("accepted", "95 % interval", "if reached"), rows=rows, hint=hint)
 
 
-def _lengths(p: ProposalResults) -> Block:
+def _lengths(p: ProposalResults) -> Table:
     most, counts = max(p.accepted_length_histogram), list(enumerate(p.accepted_length_histogram))
     if len(counts) > _POSITIONS + 1:
         counts = [(j, count) for j, count in counts if count][:_POSITIONS]
     rows = [(tokens(j), f"{count:,}", Bar(count / most)) for j, count in counts]
-    return Block(title="Accepted", columns=("proposals", ""), rows=rows, beside=True)
+    return Table(title="Accepted", columns=("proposals", ""), rows=rows, beside=True)
 
 
-def _groups(title: str, sections: dict[str, ProposalResults]) -> Block:
+def _groups(title: str, sections: dict[str, ProposalResults]) -> Table:
     rows = [
         (
             name,
@@ -153,10 +153,10 @@ def _groups(title: str, sections: dict[str, ProposalResults]) -> Block:
         few
     )
     hint = "; ".join(hints)
-    return Block(title=title, columns=columns, rows=rows, hint=hint)
+    return Table(title=title, columns=columns, rows=rows, hint=hint)
 
 
-def _counts(results: RunResults) -> Block:
+def _counts(results: RunResults) -> Table:
     p, kv = results.proposal, results.kv
     requests = f"{p.num_requests:,}"
     if p.num_prefill_tokens != p.num_requests:
@@ -180,7 +180,7 @@ def _counts(results: RunResults) -> Block:
         swaps = f", {kv.swaps:,} by swap" if kv.swaps else ""
         facts += [f"{kv.preemptions:,} preemptions{swaps}"] if kv.preemptions else []
         rows.append(("KV cache", ", ".join(facts)))
-    return Block(title="Counts", columns=("",), rows=rows)
+    return Table(title="Counts", columns=("",), rows=rows)
 
 
 SKIPPED = {
@@ -194,7 +194,7 @@ SKIPPED = {
 }
 
 
-def _timing(timing: TimingResults) -> Block:
+def _timing(timing: TimingResults) -> Table:
     ours, plain = timing.speculative_tokens_per_second, timing.baseline_tokens_per_second
     rows = []
     if ours.value is not None:
@@ -211,18 +211,18 @@ def _timing(timing: TimingResults) -> Block:
         rows.append(("first token after", latency(timing.time_to_first_token), "", "median (and 95th percentile)"))
     if timing.time_per_output_token is not None:
         rows.append(("each further token", latency(timing.time_per_output_token), "", "median (and 95th percentile)"))
-    return Block(title="Time", columns=("value", "95 % interval", MEANING), rows=rows)
+    return Table(title="Time", columns=("value", "95 % interval", MEANING), rows=rows)
 
 
-def _time_share(share: TimeShare) -> Block:
+def _time_share(share: TimeShare) -> Table:
     rows = [
         (stage, percent(value), Bar(value), TimeShare.model_fields[stage].description or "")
         for stage, value in share.model_dump().items()
     ]
-    return Block(title="Where time goes", columns=("share", "", MEANING), rows=rows)
+    return Table(title="Where time goes", columns=("share", "", MEANING), rows=rows)
 
 
-def _trust(integrity: IntegrityResults) -> Block:
+def _trust(integrity: IntegrityResults) -> Table:
     """Output against plain decoding, and the integrity checks: those that failed by name."""
     output = Line("not compared with plain decoding")
     if (equality := integrity.baseline_equality) is not None:
@@ -238,4 +238,4 @@ def _trust(integrity: IntegrityResults) -> Block:
     for check in failed:
         figures = f"{short(check.figure)}, tolerance {short(check.tolerance)}"
         rows.append(("", Line(f"failed: {check.name}: {figures}", "alarm")))
-    return Block(title="Trust", columns=("",), rows=rows)
+    return Table(title="Trust", columns=("",), rows=rows)

@@ -4,11 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spec_harness.errors import UserError
-from spec_harness.report.comparable import section, speed, unlike
+from spec_harness.report.comparable import incomparable_keys, section, speed
 from spec_harness.report.compare import SPEED, compare
 from spec_harness.report.points import NOBODY, Point
+from spec_harness.report.pooled_baseline import (
+    FLOOR,
+    PooledBaseline,
+    disagrees_with_prediction,
+    pooled_baseline,
+    speedup_over,
+)
 from spec_harness.report.round_cost import decoding_speedup, in_words, round_cost
-from spec_harness.report.yardstick import FLOOR, Yardstick, doubtful, speedup_over, yardstick
 from spec_harness.results.schema import Estimate
 
 _NAMED = 4  # runs that are listed by name
@@ -39,23 +45,23 @@ def verdict(points: Sequence[Point]) -> Verdict | None:
     its own prediction contradicts.
     """
     runs = [point.run.results for point in points]
-    if unlike(runs):
+    if incomparable_keys(runs):
         return None
-    stick = yardstick(runs)
+    pooled = pooled_baseline(runs)
     proposing = [p for p in points if p.draft != NOBODY and p.k and speed(p.run.results).value is not None]
-    doubts = doubtful([point.run.results for point in proposing], stick)
-    rated = [Rated(p, speedup_over(stick, p.run.results), doubt) for p, doubt in zip(proposing, doubts, strict=True)]
+    doubts = disagrees_with_prediction([point.run.results for point in proposing], pooled)
+    rated = [Rated(p, speedup_over(pooled, p.run.results), doubt) for p, doubt in zip(proposing, doubts, strict=True)]
     drafting = [one for one in rated if not _is_own_draft(one.point)] or rated
     settled = [one for one in drafting if not one.doubtful] or drafting
     if not settled:
         return None
     best, *others = sorted(settled, key=lambda one: speed(one.point.run.results).value or 0.0, reverse=True)
-    noise = FLOOR if stick is None else stick.noise
+    noise = FLOOR if pooled is None else pooled.noise
     apart = {id(other): _slower(best, other, noise) for other in others}
     unclear = [other for other in others if apart[id(other)] is False]
-    reasons = [*_certainty(best, noise), *_noise(stick), *_balance(best)]
+    reasons = [*_certainty(best, noise), *_noise(pooled), *_balance(best)]
     if others:
-        slower = "Clearly slower" if stick else "Slower than the choice of prompts explains"
+        slower = "Clearly slower" if pooled else "Slower than the choice of prompts explains"
         reasons.append(f"{slower}: {sum(map(bool, apart.values()))} of the {len(others)} other candidates.")
     reasons += _listed("Not compared, their files cannot be read", [o for o in others if apart[id(o)] is None])
     doubtful_ones = [one for one in drafting if one.doubtful and one not in settled]
@@ -107,13 +113,13 @@ def _certainty(best: Rated, noise: float) -> list[str]:
     return []
 
 
-def _noise(stick: Yardstick | None) -> list[str]:
-    if stick is None:
+def _noise(pooled: PooledBaseline | None) -> list[str]:
+    if pooled is None:
         return ["How much the machine's speed varied is not known: repeat the sweep to rely on small differences."]
-    slowest, fastest, limit = min(stick.speeds), max(stick.speeds), f"{stick.noise - 1:.0%}"
+    slowest, fastest, limit = min(pooled.speeds), max(pooled.speeds), f"{pooled.noise - 1:.0%}"
     return [
-        f"Plain decoding, the same work in {len(stick.speeds)} runs, ran at {slowest:,.0f} to {fastest:,.0f} tokens/s; "
-        f"the speed-ups are over the median, {stick.speed:,.0f}. Differences below {limit} may be the machine's: "
+        f"Plain decoding, the same work in {len(pooled.speeds)} runs, ran at {slowest:,.0f} to {fastest:,.0f} tokens/s;"
+        f" the speed-ups are over the median, {pooled.speed:,.0f}. Differences below {limit} may be the machine's: "
         "repeat the sweep to tell closer ones apart."
     ]
 

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from spec_harness.report.plots.run_plots import INTERVALS
 from spec_harness.report.points import NOBODY, Point
+from spec_harness.report.pooled_baseline import PooledBaseline, disagrees_with_prediction, pooled_baseline, speedup_over
 from spec_harness.report.round_cost import whole_prediction
 from spec_harness.report.style import (
     GRAY,
@@ -21,7 +22,6 @@ from spec_harness.report.style import (
     series_handle,
     series_style,
 )
-from spec_harness.report.yardstick import Yardstick, doubtful, speedup_over, yardstick
 from spec_harness.results.schema import Estimate, KVResults
 
 
@@ -49,16 +49,16 @@ def acceptance_length_curve(points: Sequence[Point]) -> Figure | None:
 def speedup_curve(points: Sequence[Point]) -> Figure | None:
     """Measured speed-up over k with its interval, beside what step times and acceptance predict."""
     timed = {name: [(p.k, timing) for p in own if (timing := p.run.results.timing)] for name, own in _series(points)}
-    stick = yardstick([point.run.results for point in points])
-    measured = {name: [(p.k, speedup_over(stick, p.run.results)) for p in own] for name, own in _series(points)}
+    pooled = pooled_baseline([point.run.results for point in points])
+    measured = {name: [(p.k, speedup_over(pooled, p.run.results)) for p in own] for name, own in _series(points)}
     note = (
         f"{INTERVALS} (not the machine's own noise). Hollow, dashed: predicted from the run's acceptance and a "
-        f"separate profile of single steps, with its prefill. {_over(stick)}{_doubt(points, stick)}"
+        f"separate profile of single steps, with its prefill. {_over(pooled)}{_doubt(points, pooled)}"
     )
     figure, axes = new_figure(height=3.8, note=note)
     if not _draw(axes, measured):
         return None
-    _mark_doubtful(axes, points, stick)
+    _mark_doubtful(axes, points, pooled)
     for i, own in enumerate(timed.values()):
         known = [(k, value) for k, timing in own if (value := whole_prediction(timing)) is not None]
         xs, ys = [k for k, _ in known], [y for _, y in known]
@@ -75,8 +75,8 @@ def speedup_curve(points: Sequence[Point]) -> Figure | None:
 
 def speed_forest(points: Sequence[Point]) -> Figure | None:
     """One row a run, best on top: the speed-up, or where plain decoding was not run the tokens per second."""
-    stick = yardstick([point.run.results for point in points])
-    pairs = [(p, speedup_over(stick, p.run.results)) for p in points]
+    pooled = pooled_baseline([point.run.results for point in points])
+    pairs = [(p, speedup_over(pooled, p.run.results)) for p in points]
     rows = [(p, e, e.value) for p, e in pairs if e.value is not None]
     compared = bool(rows)
     if not compared:
@@ -86,7 +86,7 @@ def speed_forest(points: Sequence[Point]) -> Figure | None:
         return None
     rows.sort(key=lambda row: -row[2])
     note = f"{INTERVALS}: the choice of prompts, not the machine's own noise. Best on top."
-    note += f" {_over(stick)}" if compared else ""
+    note += f" {_over(pooled)}" if compared else ""
     figure, axes = new_figure(height=1.5 + 0.28 * len(rows), note=note)
     values = [value for _, _, value in rows]
     axes.errorbar(
@@ -139,18 +139,20 @@ def kv_heat_map(points: Sequence[Point]) -> Figure | None:
     return figure
 
 
-def _doubt(points: Sequence[Point], stick: Yardstick | None) -> str:
+def _doubt(points: Sequence[Point], pooled: PooledBaseline | None) -> str:
     text = " A question mark: measured other than acceptance and step times predict, so repeat that run."
-    return text * any(doubtful([point.run.results for point in points], stick))
+    return text * any(disagrees_with_prediction([point.run.results for point in points], pooled))
 
 
-def _over(stick: Yardstick | None) -> str:
-    return f"Over plain decoding {'in the same run' if stick is None else '(its median over the runs)'}."
+def _over(pooled: PooledBaseline | None) -> str:
+    return f"Over plain decoding {'in the same run' if pooled is None else '(its median over the runs)'}."
 
 
-def _mark_doubtful(axes: Axes, points: Sequence[Point], stick: Yardstick | None) -> None:
-    for point, doubt in zip(points, doubtful([point.run.results for point in points], stick), strict=True):
-        value = speedup_over(stick, point.run.results).value
+def _mark_doubtful(axes: Axes, points: Sequence[Point], pooled: PooledBaseline | None) -> None:
+    for point, doubt in zip(
+        points, disagrees_with_prediction([point.run.results for point in points], pooled), strict=True
+    ):
+        value = speedup_over(pooled, point.run.results).value
         if doubt and value is not None:
             axes.annotate("?", (point.k, value), (6, 4), textcoords="offset points", fontweight="bold")
 

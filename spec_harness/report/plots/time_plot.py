@@ -7,8 +7,8 @@ from matplotlib.patheffects import withStroke
 
 from spec_harness.report.comparable import speed
 from spec_harness.report.points import Point
+from spec_harness.report.pooled_baseline import plain_speed, pooled_baseline
 from spec_harness.report.style import HATCHES, STAGES, new_figure
-from spec_harness.report.yardstick import plain_speed, yardstick
 
 _NARROW = 0.06  # of the axis: no number fits into a segment below
 
@@ -19,14 +19,14 @@ def time_per_token(points: Sequence[Point]) -> Figure | None:
     timed = [(point, own, timing.time_share) for point, own, timing in timings if own and timing and timing.time_share]
     if not timed:
         return None
-    stick = yardstick([point.run.results for point in points])
-    speeds = [plain_speed(stick, point.run.results) for point, _, _ in timed]
+    pooled = pooled_baseline([point.run.results for point in points])
+    speeds = [plain_speed(pooled, point.run.results) for point, _, _ in timed]
     plain = [1000 / own if own else None for own in speeds]
     note = "Wall time of the speculative run / its output tokens, prefills included; the numbers are shares of the bar."
     if any(ms is not None for ms in plain):
         note += (
             " A bar that ends left of the black mark beats plain decoding (the target alone, same prompts and engine"
-            f"{'' if stick is None else '; its median over the runs'})."
+            f"{'' if pooled is None else '; its median over the runs'})."
         )
     figure, axes = new_figure(height=1.9 + 0.32 * len(timed), note=note)
     widest = max([1000 / own for _, own, _ in timed] + [ms for ms in plain if ms is not None])

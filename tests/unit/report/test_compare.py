@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spec_harness.errors import UserError
-from spec_harness.report.comparable import unlike
+from spec_harness.report.comparable import incomparable_keys
 from spec_harness.report.compare import Difference, changed_settings, compare, per_request
 from spec_harness.report.compare_tables import compare_headline, compare_notes
 from spec_harness.report.load import load_run
@@ -262,7 +262,7 @@ def test_later_turns_and_limits_of_rows_are_prompts_too(save_run: Save, tmp_path
         runs.append(type(run)(run.directory, run.results.model_copy(update={"provenance": source})))
     with pytest.raises(UserError, match="later turns or the limits of single rows differ"):
         compare(*runs)
-    assert unlike([run.results for run in runs]) == ["prompts"]
+    assert incomparable_keys([run.results for run in runs]) == ["prompts"]
 
 
 def test_speeds_of_two_machines_are_not_compared(save_run: Save, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from spec_harness.report.plots import plot, run_figures, sweep_figures
 from spec_harness.report.plots.run_plots import judged_tokens
 from spec_harness.report.plots.token_plot import by_acceptance, generation_tokens, token_view
 from spec_harness.report.points import points
+from spec_harness.report.pooled_baseline import pooled_baseline, speedup_over
 from spec_harness.report.round_cost import whole_prediction
 from spec_harness.report.style import PALETTE, STAGES, readable_on
-from spec_harness.report.yardstick import speedup_over, yardstick
 from spec_harness.results.schema import Estimate
 from tests.factories import random_requests
 
@@ -117,9 +117,9 @@ def test_time_shares_add_up_to_the_time_of_a_token(of_sweep: dict[str, Figure], 
         total = 1000 / float(timing.speculative_tokens_per_second.value or 0)
         assert sum(stage[row] for stage in widths.values()) == pytest.approx(total)
         assert widths["score"][row] == pytest.approx(total * timing.time_share.score)
-    stick = yardstick([run.results for run in real_sweep.runs])  # none: plain decoding depends on the block size
+    pooled = pooled_baseline([run.results for run in real_sweep.runs])  # none: plain decoding depends on the block size
     plain = [line.get_xdata()[0] for line in axes.lines]
-    assert stick is None
+    assert pooled is None
     assert plain == [1000 / float(t.baseline_tokens_per_second.value or 0) for t in timings if t]
 
 
@@ -156,13 +156,13 @@ def test_curves_over_length(of_sweep: dict[str, Figure], real_sweep: Sweep) -> N
     found = points(real_sweep.runs)
     series = list(dict.fromkeys(point.series for point in found))
     assert len(series) == 2
-    stick = yardstick([run.results for run in real_sweep.runs])
+    pooled = pooled_baseline([run.results for run in real_sweep.runs])
     lengths, speedups = (of_sweep[f"{name}_over_length"].axes[0] for name in ("acceptance_length", "speedup"))
     for i, name in enumerate(series):
         own = [point.run.results for point in found if point.series == name]
         assert drawn(lengths.containers[i])[0] == [1, 3]
         assert_shows(lengths.containers[i], [results.proposal.mean_acceptance_length for results in own])
-        assert_shows(speedups.containers[i], [speedup_over(stick, results) for results in own])
+        assert_shows(speedups.containers[i], [speedup_over(pooled, results) for results in own])
     predicted = [
         list(line.get_ydata()) for line in speedups.lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 2
     ]
@@ -175,8 +175,8 @@ def test_curves_over_length(of_sweep: dict[str, Figure], real_sweep: Sweep) -> N
 
 def test_the_forest_has_the_best_run_on_top(of_sweep: dict[str, Figure], real_sweep: Sweep) -> None:
     axes = of_sweep["speed_by_run"].axes[0]
-    stick = yardstick([run.results for run in real_sweep.runs])
-    speedups = [speedup_over(stick, run.results) for run in real_sweep.runs]
+    pooled = pooled_baseline([run.results for run in real_sweep.runs])
+    speedups = [speedup_over(pooled, run.results) for run in real_sweep.runs]
     ordered = sorted(speedups, key=lambda estimate: -(estimate.value or 0))
     assert_shows(axes.containers[0], ordered, horizontal=True)
     assert axes.yaxis_inverted()

@@ -9,9 +9,9 @@ import pytest
 
 from spec_harness.report.load import Run, load_run, load_sweep
 from spec_harness.report.points import NGRAM, Point, points
+from spec_harness.report.pooled_baseline import FLOOR, PooledBaseline, pooled_baseline
 from spec_harness.report.round_cost import round_cost
 from spec_harness.report.verdict import verdict
-from spec_harness.report.yardstick import FLOOR, Yardstick, yardstick
 from spec_harness.results.schema import Estimate, TimeShare, TimingResults
 from tests.factories import config
 
@@ -148,10 +148,10 @@ def test_plain_decoding_of_all_runs_is_the_yardstick(sweep: Callable[..., list[P
     """Every run decodes the same prompts plainly. One met a busy machine in it, and its speed-up was the best of
     the sweep, by 15 %; its draft was not faster than the others'."""
     found = sweep(plain(1190, 1000), plain(1217, 880), plain(1242, 1000), proposal__max_proposal_len=[2, 3, 4])
-    stick = yardstick([point.run.results for point in found])
-    assert stick is not None
-    assert stick.speed == 1000.0
-    assert stick.noise == FLOOR  # one of three: a hiccup
+    pooled = pooled_baseline([point.run.results for point in found])
+    assert pooled is not None
+    assert pooled.speed == 1000.0
+    assert pooled.noise == FLOOR  # one of three: a hiccup
     answer = verdict(found)
     assert answer is not None
     assert answer.best is found[2]
@@ -172,16 +172,16 @@ def test_plain_decoding_of_all_runs_is_the_yardstick(sweep: Callable[..., list[P
     ],
 )
 def test_noise_is_the_spread_of_the_same_work_without_a_hiccup(speeds: tuple[float, ...], noise: float) -> None:
-    assert Yardstick(speeds).noise == pytest.approx(noise, rel=0.01)
+    assert PooledBaseline(speeds).noise == pytest.approx(noise, rel=0.01)
 
 
 def test_other_code_or_prompts_are_other_work(sweep: Callable[..., list[Point]]) -> None:
     """The average over two files of prompts under one name made speed-ups of 3.1 and 0.5 of 1.1 and 0.9."""
     runs = [point.run.results for point in sweep(plain(110, 100), plain(50, 55), sampling__seed=[1, 2])]
-    assert yardstick(runs) is not None
+    assert pooled_baseline(runs) is not None
     for change in ({"prompts_sha256": "other"}, {"git_commit": "other"}):
         source = runs[1].provenance.model_copy(update=change)
-        assert yardstick([runs[0], runs[1].model_copy(update={"provenance": source})]) is None
+        assert pooled_baseline([runs[0], runs[1].model_copy(update={"provenance": source})]) is None
 
 
 def test_a_run_without_plain_decoding_is_measured_by_the_others(sweep: Callable[..., list[Point]]) -> None:
@@ -224,8 +224,8 @@ def test_drafts_of_one_name_are_told_apart(save_run: Save, tmp_path: Path) -> No
 
 def test_plain_decoding_is_a_yardstick_only_where_it_was_the_same_work(sweep: Callable[..., list[Point]]) -> None:
     other_work = sweep(plain(100, 80), plain(100, 70), sampling__max_new_tokens=[8, 16])
-    assert yardstick([point.run.results for point in other_work]) is None
-    assert yardstick([other_work[0].run.results]) is None
+    assert pooled_baseline([point.run.results for point in other_work]) is None
+    assert pooled_baseline([other_work[0].run.results]) is None
 
 
 def test_a_speed_within_the_machine_s_noise_is_no_recommendation(sweep: Callable[..., list[Point]]) -> None:

@@ -1,4 +1,4 @@
-"""Plain decoding as the yardstick of a sweep: the same work in every run, so its spread shows what the machine did."""
+"""Plain decoding of all runs of a sweep, pooled: the same work in each, so its spread shows what the machine did."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from math import exp, log
 from statistics import median
 from typing import Any
 
-from spec_harness.report.comparable import SILENT, flatten, task, under
+from spec_harness.report.comparable import SILENT, flatten, has_prefix, workload_key
 from spec_harness.report.round_cost import FAR_OFF, prediction_error
 from spec_harness.results.schema import Estimate, RunResults
 
@@ -18,7 +18,7 @@ _UNSEEN = (*SILENT, "draft", "proposal", "integrity", "seed", "sampling.seed", "
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class PooledBaseline:
     """Plain decoding's tokens per second in each run that measured it."""
 
     speeds: Sequence[float]
@@ -38,40 +38,40 @@ class Yardstick:
         return max(FLOOR, min(max(self.speeds) / min(self.speeds), exp(2.8 * 1.4826 * deviation)))
 
 
-def yardstick(runs: Sequence[RunResults]) -> Yardstick | None:
+def pooled_baseline(runs: Sequence[RunResults]) -> PooledBaseline | None:
     """``None`` unless two runs or more measured plain decoding, and all of those did the same work in it."""
     measured = [(one, plain) for one in runs if (plain := _plain_speed(one))]
     works = [_work(one) for one, _ in measured]
     if len(measured) < 2 or any(work != works[0] for work in works):
         return None
-    return Yardstick([plain for _, plain in measured], works[0])
+    return PooledBaseline([plain for _, plain in measured], works[0])
 
 
-def doubtful(runs: Sequence[RunResults], stick: Yardstick | None) -> list[bool]:
+def disagrees_with_prediction(runs: Sequence[RunResults], pooled: PooledBaseline | None) -> list[bool]:
     """Which runs were measured far from what acceptance and step times predict. With ``_ENOUGH`` runs or more compared
     with the others: what the prediction leaves out, as the ends of short runs, is left out of all of them; a busy
     machine strikes some."""
-    off = [prediction_error(one, speedup_over(stick, one).value) for one in runs]
+    off = [prediction_error(one, speedup_over(pooled, one).value) for one in runs]
     known = [log(error) for error in off if error is not None]
     usual, limit = (median(known), _DOUBTFUL) if len(known) >= _ENOUGH else (0.0, FAR_OFF)
     return [error is not None and abs(log(error) - usual) > log(limit) for error in off]
 
 
-def speedup_over(stick: Yardstick | None, results: RunResults) -> Estimate:
-    """The run's speed over the yardstick's, whose own interval is not the prompts'; without one its own speed-up."""
+def speedup_over(pooled: PooledBaseline | None, results: RunResults) -> Estimate:
+    """The run's speed over the pooled baseline; its own speed-up without one."""
     unknown = Estimate(value=None, n=0)
     if results.timing is None:
         return unknown
     drafted = results.timing.speculative_tokens_per_second
-    if stick is None or drafted.value is None or _work(results) != stick.work:
+    if pooled is None or drafted.value is None or _work(results) != pooled.work:
         return results.timing.speedup
-    ci95 = None if drafted.ci95 is None else (drafted.ci95[0] / stick.speed, drafted.ci95[1] / stick.speed)
-    return Estimate(value=drafted.value / stick.speed, ci95=ci95, n=drafted.n)
+    ci95 = None if drafted.ci95 is None else (drafted.ci95[0] / pooled.speed, drafted.ci95[1] / pooled.speed)
+    return Estimate(value=drafted.value / pooled.speed, ci95=ci95, n=drafted.n)
 
 
-def plain_speed(stick: Yardstick | None, results: RunResults) -> float | None:
+def plain_speed(pooled: PooledBaseline | None, results: RunResults) -> float | None:
     """Plain decoding's tokens per second that the run's speed-up is over."""
-    return _plain_speed(results) if stick is None or _work(results) != stick.work else stick.speed
+    return _plain_speed(results) if pooled is None or _work(results) != pooled.work else pooled.speed
 
 
 def _plain_speed(results: RunResults) -> float | None:
@@ -82,5 +82,5 @@ def _work(results: RunResults) -> dict[str, Any]:
     """What plain decoding did, by which code, and where."""
     source = results.provenance
     where = source.model_dump(include={"device", "threads", "versions", "git_commit", "prompts_sha256"})
-    seen = {key: x for key, x in flatten(results.config).items() if not under(key, _UNSEEN)}
-    return seen | task(results) | where
+    seen = {key: x for key, x in flatten(results.config).items() if not has_prefix(key, _UNSEEN)}
+    return seen | workload_key(results) | where

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from spec_harness.report.markdown import write_report
-from spec_harness.report.summary import plain_console, print_summary
+from spec_harness.report.terminal import plain_console, print_summary
 from spec_harness.results.schema import (
     BaselineEquality,
     Check,

@@ -9,12 +9,12 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from spec_harness.report.formats import bar_text, printable
-from spec_harness.report.table import MEANING, WORDS, Bar, Block, Line
-from spec_harness.report.tables import blocks, headline
+from spec_harness.report.table import MEANING, Bar, Line, Table, holds_figures
+from spec_harness.report.tables import headline, run_tables
 from spec_harness.results.schema import RunResults
 
 WIDTH = 100  # columns
@@ -28,7 +28,7 @@ def print_summary(results: RunResults, directory: Path, *, console: Console | No
     console = plain_console() if console is None else console
     print_headline(console, headline(results))
     if not brief:
-        print_blocks(console, blocks(results))
+        print_tables(console, run_tables(results))
         print_notes(console, results.notes)
     if not brief and console.width < WIDTH:
         console.print(Text("What the figures mean: in report.md, or here at 100 columns.", style="dim"))
@@ -50,7 +50,7 @@ def print_headline(console: Console, lines: Sequence[Line]) -> None:
 
 def print_notes(console: Console, notes: Sequence[str], *, title: str = "Notes") -> None:
     if notes:
-        grid = Table.grid(padding=(0, 1))
+        grid = Grid.grid(padding=(0, 1))
         for note in notes:
             grid.add_row("", "-", Text(note))
         print_part(console, Group(_indented(_title(title)), grid))
@@ -61,62 +61,61 @@ def print_part(console: Console, part: RenderableType) -> None:
     console.print()
 
 
-def print_blocks(console: Console, parts: Sequence[Block]) -> None:
+def print_tables(console: Console, tables: Sequence[Table]) -> None:
     bar = "#" if console.options.ascii_only else "\N{FULL BLOCK}"
     width = min(console.width, WIDTH)
-    for group in _neighbors(parts):
-        side_by_side = Table.grid(padding=(0, 2))
-        side_by_side.add_row(*(_table(block, bar) for block in group))
+    for group in _neighbors(tables):
+        side_by_side = Grid.grid(padding=(0, 2))
+        side_by_side.add_row(*(_grid(table, bar) for table in group))
         if len(group) > 1 and _fits(console, side_by_side, width):
             print_part(console, Group(side_by_side, *_hints(group)))
         else:
-            for block in group:
-                print_part(console, Group(_fitting(console, block, bar, width), *_hints([block])))
+            for table in group:
+                print_part(console, Group(_fitting(console, table, bar, width), *_hints([table])))
 
 
-def _hints(group: Sequence[Block]) -> list[RenderableType]:
-    return [_indented(Text(block.hint, style="dim")) for block in group if block.hint]
+def _hints(tables: Sequence[Table]) -> list[RenderableType]:
+    return [_indented(Text(table.hint, style="dim")) for table in tables if table.hint]
 
 
-def _fitting(console: Console, block: Block, bar: str, width: int) -> Table:
+def _fitting(console: Console, table: Table, bar: str, width: int) -> Grid:
     """Without what is dispensable where columns would have to be squeezed, or with its columns closer together."""
-    spare = [name for name in block.dispensable if name in block.columns]
+    spare = [name for name in table.dispensable if name in table.columns]
     choices = [(spare[:count], tight) for count in range(len(spare) + 1) for tight in (False, True)]
     if MEANING in spare:  # better no explanations than a crowd
         choices.remove(([], True))
-    tables = [_table(block, bar, without=without, tight=tight) for without, tight in choices]
-    return next((table for table in tables if _fits(console, table, width)), _table(block, bar, without=spare))
+    grids = [_grid(table, bar, without=without, tight=tight) for without, tight in choices]
+    return next((grid for grid in grids if _fits(console, grid, width)), _grid(table, bar, without=spare))
 
 
-def _fits(console: Console, table: Table, width: int) -> bool:
+def _fits(console: Console, grid: Grid, width: int) -> bool:
     """No column would have to be squeezed."""
     unbounded = console.options.update(width=_UNBOUNDED)
-    return Measurement.get(console, unbounded, table).maximum <= width
+    return Measurement.get(console, unbounded, grid).maximum <= width
 
 
-def _neighbors(parts: Sequence[Block]) -> Iterator[list[Block]]:
-    """Blocks in groups that stand side by side."""
-    group: list[Block] = []
-    for block in parts:
-        if group and not block.beside:
+def _neighbors(tables: Sequence[Table]) -> Iterator[list[Table]]:
+    """Tables in groups that stand side by side."""
+    group: list[Table] = []
+    for table in tables:
+        if group and not table.beside:
             yield group
             group = []
-        group.append(block)
+        group.append(table)
     if group:
         yield group
 
 
-def _table(block: Block, bar: str, *, without: Sequence[str] = (), tight: bool = False) -> Table:
-    shown = [i for i, column in enumerate(block.columns) if column not in without]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=tight, pad_edge=not tight)
-    table.add_column(_title(block.title), overflow="fold")
-    for column in (block.columns[i] for i in shown):
-        figures = bool(column) and column not in WORDS
+def _grid(table: Table, bar: str, *, without: Sequence[str] = (), tight: bool = False) -> Grid:
+    shown = [i for i, column in enumerate(table.columns) if column not in without]
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=tight, pad_edge=not tight)
+    grid.add_column(_title(table.title), overflow="fold")
+    for column in (table.columns[i] for i in shown):
         style = "dim" if column == MEANING else ""
-        table.add_column(column, justify="right" if figures else "left", overflow="fold", style=style)
-    for first, *cells in block.rows:
-        table.add_row(_cell(first, bar), *(_cell(cells[i], bar) for i in shown))
-    return table
+        grid.add_column(column, justify="right" if holds_figures(column) else "left", overflow="fold", style=style)
+    for first, *cells in table.rows:
+        grid.add_row(_cell(first, bar), *(_cell(cells[i], bar) for i in shown))
+    return grid
 
 
 def _cell(cell: str | Bar | Line, bar: str) -> Text:
