@@ -96,12 +96,19 @@ class SpecDecodeWorker:
         k = proposals.proposal_token_ids.shape[1]
         return [_unpack(row, k, length) for row, length in zip(rows, proposals.lens, strict=True)]
 
-    def rewind(self, seq_id: int, length: int) -> None:
-        """After a commit: both models' KV past the last but one of ``length`` tokens is void."""
+    def commit(self, seq_id: int, tokens: Sequence[int], length: int) -> None:
+        """The sequence has got ``tokens`` and is ``length`` tokens long with them."""
         self.target.rewind(seq_id, length)
         self.proposer.rewind(seq_id, length)
 
-    def forget(self, seq_id: int) -> None:
+    def preempt(self, seq_id: int, *, swapped: bool) -> None:
+        """The sequence gave its blocks back unfinished; if ``swapped``, their contents come back with it."""
+        if not swapped:
+            self.target.forget(seq_id)
+            self.proposer.forget(seq_id)
+
+    def finish(self, seq_id: int) -> None:
+        """The sequence is complete, and its blocks are free."""
         self.target.forget(seq_id)
         self.proposer.forget(seq_id)
 

@@ -226,12 +226,13 @@ class Scheduler:
         self._preempted.appendleft(seq)
         seq.preemptions += 1
         self.stats.preemptions += 1
-        if self._swap and self.blocks.can_swap_out(seq.seq_id):
+        swapped = self._swap and self.blocks.can_swap_out(seq.seq_id)
+        if swapped:
             self._ops.swap_out += self.blocks.swap_out(seq.seq_id)
             self.stats.swaps += 1
         else:
             self.blocks.free(seq.seq_id)
-            self.worker.forget(seq.seq_id)
+        self.worker.preempt(seq.seq_id, swapped=swapped)
 
     def _count(self, rows: list[_PlannedRow]) -> None:
         self.stats.num_steps += 1
@@ -263,7 +264,7 @@ class Scheduler:
     def _append(self, seq: RunningSequence, tokens: list[int], stop: StopReason | None) -> None:
         """Commits ``tokens``, and ends the sequence if they do."""
         seq.data.output_token_ids.extend(tokens)
-        self.worker.rewind(seq.seq_id, len(seq.data))
+        self.worker.commit(seq.seq_id, tokens, len(seq.data))
         full = len(seq.data) >= self.worker.target.max_model_len
         spent = len(seq.data.output_token_ids) >= seq.request.sampling.max_new_tokens
         seq.stop_reason = stop or ("length" if full or spent else None)
@@ -271,7 +272,7 @@ class Scheduler:
             seq.finished = self._clock()
             self._running.remove(seq)
             self.blocks.free(seq.seq_id)
-            self.worker.forget(seq.seq_id)
+            self.worker.finish(seq.seq_id)
 
     def _max_slots(self, request: Request) -> int:
         """KV slots of a sequence at its full length; the last token's KV is never written."""
