@@ -1,9 +1,10 @@
 """The composition root: from a checked configuration to the objects of one run. The only place that knows them all."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,14 +12,20 @@ from spec_harness.config import EvalConfig
 from spec_harness.data.conversations import Conversations
 from spec_harness.data.encoder import PromptDataModule, PromptEncoder
 from spec_harness.data.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, rows_sha256, select_rows
-from spec_harness.engine.native import EngineSettings, NgramSettings, build_scheduler
+from spec_harness.engine.engine import BlockUsage, Capabilities, EngineReport, EngineStats
+from spec_harness.engine.native import EngineSettings, NgramSettings, build_scheduler, bytes_per_block
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.errors import UserError
-from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
-from spec_harness.evaluation.sections import BASELINE, SPECULATIVE
+from spec_harness.evaluation.checks import NativeChecks
+from spec_harness.evaluation.engine_run import EngineRun
+from spec_harness.evaluation.module import SpecDecodeEvalModule
+from spec_harness.evaluation.provenance import provenance
 from spec_harness.models.configured import load_draft, load_model, load_tokenizer
 from spec_harness.models.load import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
 from spec_harness.requests import Request, RequestRecord
+from spec_harness.results.round_log import RunHeader
+from spec_harness.results.schema import KVResults
+from spec_harness.results.timing import BASELINE, SPECULATIVE
 from spec_harness.settings import engine_settings
 
 _WARM_UP_TOKENS = 8  # two or three rounds of each sequence
@@ -30,41 +37,18 @@ class Evaluation:
 
     target: LoadedModel
     draft: LoadedModel | None
-    ngram: NgramSettings  # proposes where there is no draft model
     requests: list[Request]
-    conversations: Conversations
     settings: EngineSettings
-    passes: list[Pass]
+    runs: list[EngineRun]
     data: PromptDataModule
-    notes: list[str]
-    prompts_sha256: str
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences asked for, later turns included; a conversation may end before its last turn."""
-        later = sum(len(row.turns) - 1 for row in self.conversations.rows.values() if row.turns)
-        return sum(request.num_samples for request in self.requests) + later
-
-    def module(
-        self,
-        on_finished: Callable[[Pass, RequestRecord], None],
-        on_step: Callable[[SpecDecodeEvalModule], None],
-    ) -> SpecDecodeEvalModule:
-        return SpecDecodeEvalModule(
-            self.target,
-            self.draft,
-            self.passes,
-            num_requests=self.num_sequences,
-            warm_up=[_shortened(request) for request in self.requests[: self.settings.max_num_seqs]],
-            max_proposal_len=self.settings.max_proposal_len,
-            next_turn=self.conversations.next_turn,
-            on_finished=on_finished,
-            on_step=on_step,
-        )
+    header: RunHeader
+    encoder: PromptEncoder
+    module: SpecDecodeEvalModule
 
 
 def build(config: EvalConfig) -> Evaluation:
     """Loads, checks and connects everything; allocates no KV cache. Raises ``UserError``."""
+    started_at = datetime.now(UTC)
     device = _device(config.trainer.accelerator)
     source = BUILTIN_PROMPTS if config.data.path is None else Path(config.data.path)
     rows = select_rows(read_jsonl(source), limit=config.data.limit, category=config.data.category)
@@ -90,21 +74,54 @@ def build(config: EvalConfig) -> Evaluation:
     ngram = NgramSettings(max_window=config.proposal.ngram_max, min_window=config.proposal.ngram_min)
     settings = engine_settings(config, [target] if draft is None else [target, draft], requests, rows)
     stop = StopCriteria(encoder.decode, tuple(config.sampling.stop))
-    passes = [Pass(name=BASELINE, scheduler=partial(build_scheduler, target, None, settings, stop))]
+    runs = [EngineRun(name=BASELINE, make_engine=partial(build_engine, target, None, settings, stop))]
     if kind != "none":
-        engine = partial(build_scheduler, target, ngram if draft is None else draft, settings, stop)
-        passes = [Pass(name=SPECULATIVE, scheduler=engine), *(passes if config.baseline == "measure" else [])]
+        speculative = partial(build_engine, target, ngram if draft is None else draft, settings, stop)
+        runs = [
+            EngineRun(name=SPECULATIVE, make_engine=speculative),
+            *(runs if config.baseline == "measure" else []),
+        ]
+    later_turns = sum(len(row.turns) - 1 for row in rows if row.turns)
+    header = RunHeader(
+        config=asdict(config),
+        provenance=provenance(config, target, draft, prompts_sha256=rows_sha256(rows), started_at=started_at),
+        integrity=config.integrity,
+        max_proposal_len=settings.max_proposal_len,
+        kv=_kv_sizes(settings, target, draft),
+        runs=[run.name for run in runs],
+        num_sequences=sum(request.num_samples for request in requests) + later_turns,
+        notes=ignored_penalties(model),
+    )
+    checks = NativeChecks(
+        target=target, draft=draft, ngram=ngram, settings=settings, prompts=samples, level=config.integrity
+    )
+    module = SpecDecodeEvalModule(
+        runs,
+        header=header,
+        requests=requests,
+        warm_up=[_shortened(request) for request in requests[: settings.max_num_seqs]],
+        conversations=Conversations(encoder, {row.id: row for row in rows}),
+        checks=checks,
+    )
     return Evaluation(
         target=target,
         draft=draft,
-        ngram=ngram,
         requests=requests,
-        conversations=Conversations(encoder, {row.id: row for row in rows}),
         settings=settings,
-        passes=passes,
-        data=PromptDataModule(requests, max_num_seqs=config.max_num_seqs, num_passes=len(passes)),
-        notes=ignored_penalties(model),
-        prompts_sha256=rows_sha256(rows),
+        runs=runs,
+        data=PromptDataModule(requests, max_num_seqs=config.max_num_seqs, num_passes=len(runs)),
+        header=header,
+        encoder=encoder,
+        module=module,
+    )
+
+
+def _kv_sizes(settings: EngineSettings, target: LoadedModel, draft: LoadedModel | None) -> KVResults:
+    return KVResults(
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        bytes_per_block_target=bytes_per_block([target], settings.block_size),
+        bytes_per_block_draft=None if draft is None else bytes_per_block([draft], settings.block_size),
     )
 
 
@@ -139,3 +156,50 @@ def _device(accelerator: str) -> torch.device:
     if not torch.cuda.is_available():
         raise UserError("trainer=gpu: this machine has no CUDA device that torch can use; take trainer=cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+class _NativeEngine:
+    def __init__(self, *args: Any) -> None:
+        self._scheduler = build_scheduler(*args)
+
+    capabilities = Capabilities(rounds=True, probabilities=True)
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._scheduler.stats
+
+    @property
+    def num_unfinished(self) -> int:
+        return self._scheduler.num_unfinished
+
+    @property
+    def has_free_slot(self) -> bool:
+        return self._scheduler.has_free_slot
+
+    def add(self, request: Request, *, arrival_s: float | None = None) -> None:
+        self._scheduler.add(request)
+
+    def step(self) -> list[RequestRecord]:
+        return self._scheduler.step()
+
+    def finish(self) -> EngineReport:
+        scheduler = self._scheduler
+        scheduler.blocks.check_integrity()
+        mass = scheduler.worker.proposer.mass_outside_vocab
+        notes = (
+            []
+            if mass is None
+            else [
+                f"The draft gave {mass:.2%} of its probability to token ids that the target lacks; it was masked and "
+                "the rest renormalized."
+            ]
+        )
+        return EngineReport(
+            stats=scheduler.stats,
+            stage_s=scheduler.worker.timer.seconds(),
+            blocks=BlockUsage(peak=scheduler.blocks.peak_allocated, total=scheduler.blocks.total_allocated),
+            notes=notes,
+        )
+
+
+build_engine = _NativeEngine

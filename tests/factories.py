@@ -11,7 +11,8 @@ from spec_harness.metrics.breakdowns import breakdowns
 from spec_harness.metrics.counts import ProposalCounts, counts_by_request
 from spec_harness.metrics.estimates import proposal_results
 from spec_harness.requests import RequestRecord, RoundRecord
-from spec_harness.results.run_files import RunFiles, StatusFile
+from spec_harness.results.round_log import RunHeader
+from spec_harness.results.run_files import RunFiles
 from spec_harness.results.schema import (
     BaselineEquality,
     Check,
@@ -27,6 +28,7 @@ from spec_harness.results.schema import (
     latency,
     write_results,
 )
+from spec_harness.results.status import StatusFile
 
 
 def round_of(
@@ -114,6 +116,31 @@ def random_requests(seed: int, *, max_proposal_len: int, num_requests: int = 7) 
     return requests
 
 
+def provenance_of(*, drafted: bool) -> Provenance:
+    return Provenance(
+        versions=Versions(spec_harness="0", python="3", torch="2", transformers="5", lightning="2"),
+        device="a processor",
+        threads=1,
+        seeds={"seed": 0},
+        target=ModelIdentity(name="tiny-target", dtype="float32"),
+        draft=ModelIdentity(name="tiny-draft", dtype="float32") if drafted else None,
+        started_at=datetime(2026, 1, 2, tzinfo=UTC),
+        duration_s=1.5,
+    )
+
+
+def header_of(num_sequences: int, *, max_proposal_len: int, **changes: Any) -> RunHeader:
+    values: dict[str, Any] = {
+        "config": {"proposal": {"max_proposal_len": max_proposal_len}},
+        "provenance": provenance_of(drafted=max_proposal_len > 0),
+        "integrity": "quick",
+        "max_proposal_len": max_proposal_len,
+        "runs": ["speculative", "baseline"],
+        "num_sequences": num_sequences,
+    }
+    return RunHeader(**(values | changes))
+
+
 def results_of(requests: list[RequestRecord], *, max_proposal_len: int, **changes: Any) -> RunResults:
     counts = counts_by_request(requests, max_proposal_len=max_proposal_len)
     pooled = sum(counts.values(), ProposalCounts(max_proposal_len=max_proposal_len))
@@ -123,16 +150,7 @@ def results_of(requests: list[RequestRecord], *, max_proposal_len: int, **change
         "status": "done",
         "mode": "run",
         "config": {"proposal": {"max_proposal_len": max_proposal_len}},
-        "provenance": Provenance(
-            versions=Versions(spec_harness="0", python="3", torch="2", transformers="5", lightning="2"),
-            device="a processor",
-            threads=1,
-            seeds={"seed": 0},
-            target=ModelIdentity(name="tiny-target", dtype="float32"),
-            draft=ModelIdentity(name="tiny-draft", dtype="float32") if max_proposal_len else None,
-            started_at=datetime(2026, 1, 2, tzinfo=UTC),
-            duration_s=1.5,
-        ),
+        "provenance": provenance_of(drafted=max_proposal_len > 0),
         "integrity": IntegrityResults(
             level="full",
             checks=[Check(name="paged against dense logits", figure=1e-6, tolerance=1e-4, verdict="pass")],
@@ -188,9 +206,10 @@ def save_run(
 ) -> Path:
     folder.mkdir(parents=True)
     records = random_requests(0, max_proposal_len=4, num_requests=10) if requests is None else list(requests)
-    with RunFiles(folder) as files:
-        for record in records:
-            files.add(record)
+    files = RunFiles(folder, header_of(len(records), max_proposal_len=4, config=sections.get("config", config())))
+    for record in records:
+        files.add("speculative", record)
+    files.finalize(records)
     (folder / ".hydra").mkdir()
     (folder / ".hydra" / "overrides.yaml").write_text("".join(f"- {text}\n" for text in overrides) or "[]\n")
     status = StatusFile(folder / "status.json", requests_total=len(records))

@@ -150,7 +150,7 @@ def _run_job(cfg: DictConfig) -> None:
     settings = HydraConfig.get()
     announce(Path(settings.runtime.output_dir))
 
-    from spec_harness.evaluation.run import run
+    from spec_harness.run import run
 
     sweep = Path(settings.sweep.dir).name if settings.mode == RunMode.MULTIRUN else None
     run(config, run_dir=Path(settings.runtime.output_dir), sweep=sweep)

@@ -6,21 +6,20 @@ from dataclasses import dataclass, field
 from spec_harness.data.encoder import PromptEncoder
 from spec_harness.data.prompts import PromptRow
 from spec_harness.errors import UserError
-from spec_harness.evaluation.module import Pass
 from spec_harness.requests import Request, RequestRecord
 
 
 @dataclass
 class Conversations:
-    """Which request follows a finished one, in each pass on its own: the answers may differ by a tie."""
+    """Which request follows a finished one, in each engine run on its own: the answers may differ by a tie."""
 
     encoder: PromptEncoder
     rows: dict[str, PromptRow]
     _history: dict[tuple[str, str], list[RequestRecord]] = field(default_factory=lambda: defaultdict(list))
     cut_short: set[str] = field(default_factory=set)  # conversations whose next turn could not be asked
 
-    def next_turn(self, current: Pass, record: RequestRecord) -> Request | None:
-        row, history = self.rows[record.request_id], self._history[current.name, record.request_id]
+    def next_turn(self, run: str, record: RequestRecord) -> Request | None:
+        row, history = self.rows[record.request_id], self._history[run, record.request_id]
         history.append(record)
         if row.turns is None or len(history) >= len(row.turns):
             return None

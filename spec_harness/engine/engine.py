@@ -6,7 +6,7 @@ The LightningModule, the gate, the step profile and the warm-up see this and not
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from spec_harness.requests import Request, RequestRecord
 
@@ -52,6 +52,7 @@ class Capabilities:
     probabilities: bool  # draft and target probabilities in them
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Keeps up to ``max_num_seqs`` sequences running."""
 

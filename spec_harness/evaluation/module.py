@@ -1,160 +1,177 @@
-"""The LightningModule: its ``test_step`` runs speculative decoding, and the same prompts without it."""
+"""The LightningModule: its test runs every request through each engine, and logs what came of it."""
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
 
 from lightning import LightningModule
 
-from spec_harness.engine.engine import EngineStats
-from spec_harness.engine.scheduler import Scheduler
-from spec_harness.evaluation.progress import EvalProgress, PassProgress
-from spec_harness.metrics.aggregate import ProposalMetric
-from spec_harness.models.load import LoadedModel
-from spec_harness.requests import Request, RequestRecord
-
-
-@dataclass(kw_only=True)
-class Pass:
-    """One pass over all requests. Built by ``build``, filled by the module."""
-
-    name: str  # "speculative" or "baseline"
-    scheduler: Callable[[], Scheduler]  # allocates the KV caches: called once the models are on their device
-    records: list[RequestRecord] = field(default_factory=list)  # finished requests, in the order of their finishing
-    wall_s: float = 0.0  # seconds in the engine
-    stage_s: dict[str, float] = field(default_factory=dict)  # seconds by stage
-    stats: EngineStats = field(default_factory=EngineStats)
-    blocks_peak: int = 0  # most KV blocks owned at one time
-    blocks_total: int = 0  # KV blocks handed out
-    draft_mass_outside: float | None = None  # mean draft probability on ids that the target lacks
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """So far, of finished and running sequences: for the eye; the results' counts come from the metric."""
-        return self.stats.num_accepted_tokens / self.stats.num_draft_tokens if self.stats.num_draft_tokens else None
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(len(record.token_ids) for record in self.records)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return self.num_output_tokens / self.wall_s if self.wall_s > 0 else None
+from spec_harness.data.conversations import Conversations
+from spec_harness.evaluation.callbacks import EvalCallback, Phase
+from spec_harness.evaluation.checks import Checks
+from spec_harness.evaluation.engine_run import EngineRun
+from spec_harness.evaluation.sections import kv_results, limitations, predicted_times
+from spec_harness.metrics.counts import ProposalCounts, counts_by_request
+from spec_harness.metrics.identities import check_identities
+from spec_harness.report.notes import notes
+from spec_harness.requests import Request
+from spec_harness.results.assemble import run_results
+from spec_harness.results.figures import plain_numbers
+from spec_harness.results.round_log import RunHeader
+from spec_harness.results.schema import Check, RunResults
+from spec_harness.trust.step_profile import StepTimes
 
 
 class SpecDecodeEvalModule(LightningModule):
-    """Data loader i feeds pass i. A batch only enqueues its requests: the engine then runs rounds until a sequence slot
-    is free, so the next batch comes in time and ``max_num_seqs`` sequences keep running; a pass is drained at its
-    end."""
+    """Data loader i feeds ``runs[i]``. A batch only enqueues its requests: the engine then runs steps until a sequence
+    slot is free, so the next batch comes in time and ``max_num_seqs`` sequences keep running; a run is drained at its
+    end. The models belong to the engines: they stay on the device where they were loaded.
+
+    ``results`` is there once the test's epoch has ended; its figures are logged under their keys in results.json, with
+    slashes (``proposal/acceptance_rate``). Every ``EvalCallback`` of the trainer is told of progress.
+    """
 
     def __init__(
         self,
-        target: LoadedModel,
-        draft: LoadedModel | None,
-        passes: list[Pass],
+        runs: Sequence[EngineRun],
         *,
-        num_requests: int,
+        header: RunHeader,
+        requests: Sequence[Request],
         warm_up: Sequence[Request] = (),
-        max_proposal_len: int,
-        next_turn: Callable[[Pass, RequestRecord], Request | None],
-        on_finished: Callable[[Pass, RequestRecord], None],
-        on_step: Callable[["SpecDecodeEvalModule"], None] = lambda module: None,
+        conversations: Conversations | None = None,
+        checks: Checks | None = None,
     ) -> None:
-        """``warm_up`` are run through each engine before anything is timed. ``next_turn`` gives the request that
-        follows a finished one in its conversation; ``on_finished`` and ``on_step`` (after each engine step) are told of
-        progress.
-        """
+        """``requests`` are the whole data set's first turns; ``warm_up`` go through each engine before anything is
+        timed."""
         super().__init__()
-        self.target_model = target.model  # registered, so that Lightning moves it
-        self.draft_model = None if draft is None else draft.model
-        self.proposals = ProposalMetric(max_proposal_len)  # of the first pass
-        self.passes = passes
+        self.runs = list(runs)
+        self.header = header
+        self.num_sequences = header.num_sequences  # of each run; a conversation may end before its last turn
         self.num_engine_steps = 0
-        self.follow_ups: list[str] = []  # request ids of later turns, in the first pass
-        self._num_requests = num_requests
+        self.results: RunResults | None = None
+        self._requests = requests
         self._warm_up = warm_up
-        self._next_turn = next_turn
-        self._on_finished = on_finished
-        self._on_step = on_step
-        self._scheduler: Scheduler | None = None
+        self._conversations = conversations
+        self._checks = checks or Checks()
         self._current = 0
 
     @property
-    def current_pass(self) -> Pass:
-        return self.passes[self._current]
+    def current_run(self) -> EngineRun:
+        return self.runs[self._current]
 
     def on_test_start(self) -> None:
-        self.proposals.reset()
-        self._current = 0
-        for one in self.passes:  # the first pass must not be the one that finds everything cold
-            _run_untimed(one.scheduler(), self._warm_up)
-        self._scheduler = self.passes[0].scheduler()
+        self.results, self.num_engine_steps, self._current = None, 0, 0
+        self._enqueued: list[str] = []  # request ids by sequence, of the first run
+        self._follow_ups: list[str] = []  # those of later turns
+        self._counts = ProposalCounts(max_proposal_len=self.header.max_proposal_len)  # of the first run
+        self._tell("checks")
+        self._gate: list[Check] = self._checks.gate()
+        self._tell("warm_up")
+        for run in self.runs:  # the first must not be the one that finds everything cold
+            run.warm_up(self._warm_up)
+        self._start(0)
 
     def test_step(self, batch: list[Request], batch_idx: int, dataloader_idx: int = 0) -> None:
         if dataloader_idx != self._current:
             self._drain()
-            self._current = dataloader_idx
-            self._scheduler = self.passes[dataloader_idx].scheduler()
-        assert self._scheduler is not None
+            self._start(dataloader_idx)
         for request in batch:
-            self._scheduler.add(request)
-        while not self._scheduler.has_free_slot:
-            self._step(self._scheduler)
+            self._enqueue(request)
+        engine = self.current_run.engine
+        while engine is not None and not engine.has_free_slot:
+            self._step()
 
     def on_test_epoch_end(self) -> None:
         self._drain()
+        self._tell("results")
+        self.results = self._results()
+        self.log_dict({key: float(value) for key, value in plain_numbers(self.results).items()})
+
+    def _start(self, index: int) -> None:
+        self._current = index
+        self.current_run.start()
+        self._tell("engine")
+
+    def _enqueue(self, request: Request) -> None:
+        run = self.current_run
+        assert run.engine is not None
+        run.engine.add(request)
+        if self._current == 0:
+            self._enqueued += [request.request_id] * request.num_samples
 
     def _drain(self) -> None:
-        """Runs the current pass to its end, and lets go of its KV caches."""
-        scheduler, current = self._scheduler, self.passes[self._current]
-        assert scheduler is not None
-        while scheduler.num_unfinished:
-            self._step(scheduler)
-        self._num_requests = len(current.records)  # a conversation may have ended before its last turn
-        self._report(current)
-        scheduler.blocks.check_integrity()
-        current.stage_s = scheduler.worker.timer.seconds()
-        current.blocks_peak = scheduler.blocks.peak_allocated
-        current.blocks_total = scheduler.blocks.total_allocated
-        current.draft_mass_outside = scheduler.worker.proposer.mass_outside_vocab
-        self._scheduler = None
+        run = self.current_run
+        while run.engine is not None and run.engine.num_unfinished:
+            self._step()
+        self.num_sequences = len(run.records)
+        run.finish()
 
-    def _step(self, scheduler: Scheduler) -> None:
-        current = self.passes[self._current]
-        current.stats = scheduler.stats  # the same object: it counts on
-        began = time.perf_counter()  # a step ends with a copy to the host, so the device's work is in it
-        finished = scheduler.step()
-        current.wall_s += time.perf_counter() - began
-        self.num_engine_steps += 1
-        for record in finished:
-            current.records.append(record)
+    def _step(self) -> None:
+        run = self.current_run
+        for record in run.step():
             if self._current == 0:
-                self.proposals.update(record.rounds, num_prefill_tokens=1)
-            self._on_finished(current, record)
-            following = self._next_turn(current, record)
-            if following is not None:
-                scheduler.add(following)
-                if self._current == 0:
-                    self.follow_ups.append(following.request_id)
-        self._report(current)
-        self._on_step(self)
-
-    def _report(self, current: Pass) -> None:
-        bar = self.trainer.progress_bar_callback
-        if isinstance(bar, EvalProgress):
-            bar.report(
-                PassProgress(
-                    name=current.name,
-                    done=len(current.records),
-                    total=max(self._num_requests, len(current.records)),
-                    tokens_per_second=current.stats.num_emitted_tokens / current.wall_s if current.wall_s else 0.0,
-                    acceptance_rate=current.acceptance_rate,
+                self._counts += ProposalCounts.from_rounds(
+                    record.rounds, max_proposal_len=self.header.max_proposal_len, num_prefill_tokens=1
                 )
-            )
+            for callback in self._listeners():
+                callback.on_sequence_finished(self.trainer, self, run, record)
+            following = self._conversations.next_turn(run.name, record) if self._conversations else None
+            if following is not None:
+                self._enqueue(following)
+                self._follow_ups += [following.request_id] * (self._current == 0)
+        self.num_engine_steps += 1
+        for callback in self._listeners():
+            callback.on_engine_step(self.trainer, self, run)
 
+    def _listeners(self) -> list[EvalCallback]:
+        return [callback for callback in self.trainer.callbacks if isinstance(callback, EvalCallback)]  # type: ignore[attr-defined]
 
-def _run_untimed(scheduler: Scheduler, requests: Sequence[Request]) -> None:
-    for request in requests:
-        scheduler.add(request)
-    while scheduler.num_unfinished:
-        scheduler.step()
+    def _tell(self, phase: Phase) -> None:
+        for callback in self._listeners():
+            callback.on_phase(self.trainer, self, phase)
+
+    @property
+    def _is_limited(self) -> bool:
+        """The trainer was told to take some of the batches only."""
+        loaders = self.trainer.test_dataloaders or []
+        return any(n < len(loader) for n, loader in zip(self.trainer.num_test_batches, loaders, strict=True))
+
+    def _results(self) -> RunResults:
+        first, spent = self.runs[0], datetime.now(UTC) - self.header.provenance.started_at
+        equality = self._checks.equality(first.records, self.runs[1].records) if len(self.runs) > 1 else None
+        steps = self._step_times()
+        self._check_identities()
+        status: Literal["done", "partial"] = "partial" if self._is_limited else "done"
+        results = run_results(
+            self.header,
+            self.runs,
+            status="failed" if equality is not None and equality.fault else status,
+            duration_s=spent.total_seconds(),
+            integrity={"checks": self._gate, "baseline_equality": equality},
+            timing=None if steps is None else predicted_times(self._counts, steps),
+            kv=kv_results(self.header.kv, first),
+            notes=[
+                *(self._conversations.notes() if self._conversations else []),
+                *limitations(first),
+                *self._checks.notes,
+            ],
+        )
+        return results.model_copy(update={"notes": [*results.notes, *notes(results, first.records)]})
+
+    def _step_times(self) -> StepTimes | None:
+        """At the run's mean batch, where there is a speed-up to explain."""
+        if len(self.runs) < 2 or self.header.max_proposal_len == 0:
+            return None
+        stats = self.runs[0].stats
+        return self._checks.step_times(batch=max(1, round(stats.rows_run / max(1, stats.num_steps))))
+
+    def _check_identities(self) -> None:
+        first = self.runs[0]
+        given = [request.request_id for request in self._requests for _ in range(request.num_samples)]
+        check_identities(
+            self._counts,
+            per_request=counts_by_request(first.records, max_proposal_len=self.header.max_proposal_len),
+            generated_tokens=first.num_output_tokens,
+            seen_ids=[record.request_id for record in first.records],
+            expected_ids=self._enqueued if self._is_limited else given + self._follow_ups,
+        )

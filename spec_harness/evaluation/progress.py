@@ -2,15 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
+from spec_harness.evaluation.callbacks import EvalCallback, Phase
+from spec_harness.evaluation.engine_run import EngineRun
+from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.report.terminal import WIDTH
+
+_WORDS: dict[Phase, str] = {
+    "checks": "integrity checks",
+    "warm_up": "warming up",
+    "results": "step times and intervals",
+}
 
 
 @contextmanager
@@ -24,20 +33,9 @@ def phase(text: str, *, shown: bool) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassProgress:
-    """How far one pass over the requests is."""
-
-    name: str
-    done: int  # requests
-    total: int
-    tokens_per_second: float
-    acceptance_rate: float | None
-
-
-class EvalProgress(ProgressBar):
-    """Lightning's place for a progress bar; the module reports to it after every engine step, since one batch of the
-    data loader is no measure of progress where sequences come and go. Silent where stderr is no terminal."""
+class EvalProgress(EvalCallback, ProgressBar):
+    """One bar for each engine run, since a batch of the data loader is no measure of progress where sequences come and
+    go. Silent where stderr is no terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,27 +52,38 @@ class EvalProgress(ProgressBar):
             transient=True,
             expand=True,
         )
-        self._tasks: dict[str, Any] = {}
-        self._enabled = self._progress.console.is_terminal
+        self._tasks: dict[str, TaskID] = {}
+        self._status: Status | None = None
+        self._enabled = console.is_terminal
 
     def disable(self) -> None:
         self._enabled = False
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._enabled:
-            self._progress.start()
-
-    def report(self, state: PassProgress) -> None:
+    def on_phase(self, trainer: Trainer, pl_module: SpecDecodeEvalModule, phase: Phase) -> None:
         if not self._enabled:
             return
-        rate = state.acceptance_rate
+        self._stop()
+        if phase == "engine":
+            self._progress.start()
+            self._show(pl_module, pl_module.current_run)
+        else:
+            self._status = self._progress.console.status(_WORDS[phase])
+            self._status.start()
+
+    def on_engine_step(self, trainer: Trainer, pl_module: SpecDecodeEvalModule, run: EngineRun) -> None:
+        if self._enabled:
+            self._show(pl_module, run)
+
+    def _show(self, module: SpecDecodeEvalModule, run: EngineRun) -> None:
+        rate, done = run.acceptance_rate, len(run.records)
         fields: dict[str, Any] = {
-            "speed": state.tokens_per_second,
+            "total": max(module.num_sequences, done),
+            "speed": run.stats.num_emitted_tokens / run.wall_s if run.wall_s else 0.0,
             "acceptance": "" if rate is None else f"accepted {rate:.0%}",
         }
-        if state.name not in self._tasks:
-            self._tasks[state.name] = self._progress.add_task(state.name, total=state.total, **fields)
-        self._progress.update(self._tasks[state.name], completed=state.done, total=state.total, **fields)
+        if run.name not in self._tasks:
+            self._tasks[run.name] = self._progress.add_task(run.name, **fields)
+        self._progress.update(self._tasks[run.name], completed=done, **fields)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop()
@@ -83,5 +92,9 @@ class EvalProgress(ProgressBar):
         self._stop()
 
     def _stop(self) -> None:
-        if self._enabled:  # where there is no terminal rich would print an empty line
-            self._progress.stop()
+        if not self._enabled:  # where there is no terminal rich would print an empty line
+            return
+        self._progress.stop()
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

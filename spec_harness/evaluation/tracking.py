@@ -1,50 +1,28 @@
 """Weights & Biases and CSV: what a run sends to its loggers. They mirror results.json, which is the source of truth."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import wandb
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from spec_harness.engine.engine import EngineStats
 from spec_harness.errors import UserError
-from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
+from spec_harness.evaluation.callbacks import EvalCallback
+from spec_harness.evaluation.engine_run import EngineRun
+from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.evaluation.tracking_tables import POSITION, media, position_lines
-from spec_harness.requests import RequestRecord
-from spec_harness.results.schema import RunResults
+from spec_harness.results.figures import plain_numbers
+from spec_harness.results.run_files import token_texts
 
 # Lightning's own step goes back to 0 in the test epoch, so running figures have an axis of their own.
 STEP = "engine_step"
 _EVERY = 10  # engine steps between two records, at first
 _DENSE = 32  # records; each time there are so many more, the distance doubles: a long run is no longer to look at
-_SECTIONS = ("proposal", "timing", "kv")
-
-
-def plain_numbers(results: RunResults) -> dict[str, int | float]:
-    """Every figure of results.json as ``section/name`` (``section/name/i`` in lists): estimates by their value; missing
-    ones are left out."""
-    dumped = results.model_dump(mode="json", include={*_SECTIONS, "integrity"})
-    numbers = {key: value for section in _SECTIONS for key, value in _flat(section, dumped[section])}
-    numbers |= dict(_flat("integrity/baseline_equality", dumped["integrity"]["baseline_equality"]))
-    return numbers
-
-
-def _flat(key: str, value: Any) -> Iterator[tuple[str, int | float]]:
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return
-    if isinstance(value, int | float):
-        yield key, value
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _flat(f"{key}/{index}", item)
-    elif set(value) == {"value", "ci95", "n"}:
-        yield from _flat(key, value["value"])
-    else:
-        for name, item in value.items():
-            yield from _flat(f"{key}/{name}", item)
 
 
 def make_loggers(
@@ -102,57 +80,56 @@ def run_name(config: Mapping[str, Any]) -> str | None:
     return f"{proposer} k={proposal['max_proposal_len']} block={cache.get('block_size')}"
 
 
-def log_results(
-    loggers: list[Logger], results: RunResults, records: Sequence[RequestRecord], texts: Mapping[int, str]
-) -> None:
-    """W&B's summary, and one row of the CSV, equal to results.json; W&B's tables of the finished ``records``.
+class WandbResults(Callback):
+    """W&B's summary, exactly that of results.json (what Lightning logs is rounded to float32), and its tables."""
 
-    ``texts``: what each token id in them says.
-    """
-    numbers = plain_numbers(results)
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            run = logger.experiment
-            for line in position_lines(results):
-                run.log(line)
-            run.log(media(results, records, texts))
-            run.summary.update(numbers)
-        else:
-            logger.log_metrics(numbers)
-            logger.save()
+    def __init__(self, token_text: Callable[[int], str]) -> None:
+        """``token_text``: what a token id says."""
+        self._token_text = token_text
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, SpecDecodeEvalModule)
+        results, records = pl_module.results, pl_module.runs[0].records
+        assert results is not None
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                run = logger.experiment
+                for line in position_lines(results):
+                    run.log(line)
+                run.log(media(results, records, token_texts(records, self._token_text)))
+                run.summary.update(plain_numbers(results))
 
 
-class RunningFigures:
+class RunningFigures(EvalCallback):
     """Running acceptance and speed, and means over the engine steps since the last record, every ``_EVERY`` steps or
     fewer: each W&B record costs about 0.4 ms."""
 
-    def __init__(self, loggers: list[Logger]) -> None:
-        self._loggers = loggers
+    def __init__(self) -> None:
         self._num_records = 0
         self._next = _EVERY
-        self._pass = ""
+        self._run = ""
         self._before = EngineStats()
 
-    def __call__(self, module: SpecDecodeEvalModule) -> None:
-        if not self._loggers or module.num_engine_steps < self._next:
+    def on_engine_step(self, trainer: Trainer, pl_module: SpecDecodeEvalModule, run: EngineRun) -> None:
+        step = pl_module.num_engine_steps
+        if not trainer.loggers or step < self._next:
             return
         self._num_records += 1
-        self._next = module.num_engine_steps + _EVERY * 2 ** (self._num_records // _DENSE)
-        current = module.current_pass
+        self._next = step + _EVERY * 2 ** (self._num_records // _DENSE)
         figures = {
-            "acceptance_rate": current.acceptance_rate,
-            "tokens_per_second": current.tokens_per_second if current.records else None,
-            "requests_done": len(current.records),
-        } | self._since(current)
-        numbers = {f"running/{current.name}/{key}": float(x) for key, x in figures.items() if x is not None}
-        for logger in self._loggers:
-            logger.log_metrics({**numbers, STEP: float(module.num_engine_steps)})
+            "acceptance_rate": run.acceptance_rate,
+            "tokens_per_second": run.tokens_per_second if run.records else None,
+            "requests_done": len(run.records),
+        } | self._since(run)
+        numbers = {f"running/{run.name}/{key}": float(x) for key, x in figures.items() if x is not None}
+        for logger in trainer.loggers:
+            logger.log_metrics({**numbers, STEP: float(step)})
 
-    def _since(self, current: Pass) -> dict[str, float | None]:
+    def _since(self, run: EngineRun) -> dict[str, float | None]:
         """Means over the engine steps since the last record; ``None`` where there was nothing."""
-        now = current.stats
-        before = self._before if current.name == self._pass else EngineStats()
-        self._pass, self._before = current.name, replace(now)
+        now = replace(run.stats)
+        before = self._before if run.name == self._run else EngineStats()
+        self._run, self._before = run.name, now
         steps, rows = now.num_steps - before.num_steps, now.rows_run - before.rows_run
         drafted = now.num_draft_tokens - before.num_draft_tokens
         return {

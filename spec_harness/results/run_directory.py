@@ -4,14 +4,12 @@ import json
 import shutil
 import tempfile
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from spec_harness.errors import UserError
+from spec_harness.results.round_log import ROUND_LOG
+from spec_harness.results.status import STATUS_FILE, StatusFile, read_status
 
-STATUS_FILE = "status.json"
 RESULTS_FILE = "results.json"
 OVERRIDES_FILE = ".hydra/overrides.yaml"
 
@@ -31,33 +29,25 @@ def check_writable(directory: Path, *, key: str) -> None:
 
 def check_unused(run_dir: Path) -> None:
     """Raises UserError if the directory holds a run already: files of two runs side by side would be read as one."""
-    for name in (STATUS_FILE, RESULTS_FILE):
+    for name in (STATUS_FILE, RESULTS_FILE, ROUND_LOG):
         if (run_dir / name).exists():
             raise UserError(f"hydra.run.dir: {run_dir} holds a run already ({name}); choose another directory")
 
 
 def announce(run_dir: Path) -> None:
     """status.json from the first second, before torch is imported; the run itself writes it from then on."""
-    status = {
-        "state": "running",
-        "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "updated_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "requests_done": 0,
-        "requests_total": None,
-        "error": None,
-    }
-    (run_dir / STATUS_FILE).write_text(json.dumps(status, indent=2) + "\n")
+    StatusFile(run_dir / STATUS_FILE)
 
 
 def run_state(run_dir: Path) -> str | None:
-    """What status.json says: running, done or failed; ``None`` without one."""
-    state = _read_status(run_dir).get("state")
+    """What status.json says: running, interrupted, done or failed; ``None`` without one."""
+    state = read_status(run_dir).get("state")
     return state if isinstance(state, str) else None
 
 
 def run_error(run_dir: Path) -> str | None:
     """The error that status.json names."""
-    error = _read_status(run_dir).get("error")
+    error = read_status(run_dir).get("error")
     return error if isinstance(error, str) else None
 
 
@@ -90,7 +80,7 @@ class Footprint:
 
 def record_failure(run_dir: Path, error: BaseException) -> None:
     """Makes status.json say that the job failed, if it does not say so yet."""
-    status = _read_status(run_dir)
+    status = read_status(run_dir)
     if status.get("state") != "failed":
         message = str(error) or type(error).__name__
         (run_dir / STATUS_FILE).write_text(json.dumps({**status, "state": "failed", "error": message}, indent=2))
@@ -110,7 +100,7 @@ def unfinished_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[Path]:
     """The jobs begun since ``earlier`` that have not said how they ended."""
     stamps = job_stamps(sweep_dir)
     begun = [directory for directory, stamp in stamps.items() if earlier.get(directory) != stamp]
-    return [directory for directory in begun if _read_status(directory).get("state") in (None, "running")]
+    return [directory for directory in begun if read_status(directory).get("state") in (None, "running", "interrupted")]
 
 
 def failed_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[str]:
@@ -118,7 +108,7 @@ def failed_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[str]:
     begun = [directory for directory, stamp in job_stamps(sweep_dir).items() if earlier.get(directory) != stamp]
     lines = []
     for directory in sorted(begun, key=_job_order):
-        status = _read_status(directory)
+        status = read_status(directory)
         if status.get("state") != "done":
             error = status.get("error") or "ended without a result"
             name = directory.relative_to(sweep_dir)
@@ -127,16 +117,10 @@ def failed_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[str]:
 
 
 def _overrides(directory: Path) -> str:
+    from omegaconf import OmegaConf
+
     path = directory / OVERRIDES_FILE
     return " ".join(OmegaConf.load(path)) if path.exists() else ""
-
-
-def _read_status(run_dir: Path) -> dict[str, object]:
-    try:
-        status = json.loads((run_dir / STATUS_FILE).read_text())
-    except (OSError, ValueError):  # not written yet, or cut off with its process
-        return {}
-    return status if isinstance(status, dict) else {}
 
 
 def _nearest_existing(directory: Path) -> Path:

@@ -1,17 +1,15 @@
 """The files that one run leaves behind beside results.json, and what survives when it is interrupted.
 
-``generations.jsonl`` grows by one flushed line per finished request, so a killed process keeps them. A parquet file is
-readable only once it is complete: both are written by ``finalize``, which must run from a ``finally``. ``status.json``
-is there from the first second. No torch.
+``generations.jsonl`` and ``round_log.jsonl`` grow by one flushed line per finished sequence, so a killed process keeps
+them. The parquet files, readable only once complete, are made from the log by ``finalize``. No torch.
 """
 
 import json
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +17,9 @@ import pyarrow.parquet as pq
 from spec_harness.metrics.counts import ProposalCounts
 from spec_harness.metrics.statistics import compute
 from spec_harness.requests import RequestRecord, RoundRecord
-from spec_harness.results.schema import replace_text
+from spec_harness.results.round_log import ROUND_LOG, LoggedRuns, RoundLog, RunHeader
 
+_ROW_GROUP = 256  # sequences
 _COUNT = pa.int64()
 _FLOATS = pa.list_(pa.float64())
 
@@ -107,107 +106,73 @@ def request_row(request: RequestRecord) -> dict[str, Any]:
 
 
 class RunFiles:
-    """Writes ``generations.jsonl``, ``rounds.parquet`` and ``requests.parquet`` into one directory.
+    """Writes ``round_log.jsonl``, ``generations.jsonl``, ``rounds.parquet`` and ``requests.parquet`` into one
+    directory. All but the log hold the header's first run, which is what the results are about."""
 
-    Use it as a context manager, so that an exception still leaves whole parquet files of the finished requests. The
-    records are held until then; a ``baseline_verdict`` filled in after ``add`` is therefore written too.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.num_generated_tokens = 0  # token ids written to generations.jsonl
-        self._requests: list[RequestRecord] = []
+    def __init__(self, directory: Path, header: RunHeader) -> None:
+        self._directory = directory
+        self._first = header.runs[0]
+        self._log = RoundLog(directory / ROUND_LOG, header)
         # A lone surrogate in a prompt becomes the very escape by which JSON writes one.
         self._generations = (directory / "generations.jsonl").open("w", encoding="utf-8", errors="backslashreplace")
 
-    def add(self, request: RequestRecord) -> None:
-        """Keep a finished request: its generation is on disk when this returns."""
-        line = json.dumps({key: getattr(request, key) for key in GENERATION_KEYS}, ensure_ascii=False)
-        self._generations.write(line + "\n")
-        self._generations.flush()
-        self.num_generated_tokens += len(request.token_ids)
-        self._requests.append(request)
+    def add(self, run: str, request: RequestRecord) -> None:
+        """Keep a finished sequence of the named engine run: it is on disk when this returns."""
+        self._log.add(run, request)
+        if run == self._first:
+            line = json.dumps({key: getattr(request, key) for key in GENERATION_KEYS}, ensure_ascii=False)
+            self._generations.write(line + "\n")
+            self._generations.flush()
 
-    def finalize(self) -> None:
-        """Write both parquet files of all requests added so far. Calling it again rewrites them."""
+    def finalize(self, judged: Iterable[RequestRecord] = ()) -> int:
+        """Makes both parquet files of what the log holds, with the verdicts of ``judged``, and returns its output
+        tokens. Calling it again rewrites them."""
+        self._log.close()
         self._generations.close()
-        rounds = (_round_row(record) for request in self._requests for record in request.rounds)
-        _write_parquet(self.directory / "rounds.parquet", rounds, ROUNDS_SCHEMA)
-        requests = (request_row(request) for request in self._requests)
-        _write_parquet(self.directory / "requests.parquet", requests, REQUESTS_SCHEMA)
-
-    def __enter__(self) -> "RunFiles":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.finalize()
-        except OSError:
-            if error is None:
-                raise  # else what ended the run is the better news
+        verdicts = {(r.request_id, r.turn, r.sample): r.baseline_verdict for r in judged}
+        logged, num_tokens = LoggedRuns(self._directory / ROUND_LOG), 0
+        with (
+            _parquet(self._directory / "rounds.parquet", ROUNDS_SCHEMA) as rounds,
+            _parquet(self._directory / "requests.parquet", REQUESTS_SCHEMA) as requests,
+        ):
+            for batch in _batches(logged.sequences(self._first)):
+                for record in batch:
+                    record.baseline_verdict = verdicts.get((record.request_id, record.turn, record.sample))
+                    num_tokens += len(record.token_ids)
+                rounds.write_table(rounds_table(batch))
+                requests.write_table(requests_table(batch))
+        return num_tokens
 
 
-def write_token_texts(path: Path, requests: Iterable[RequestRecord], text_of: Callable[[int], str]) -> dict[int, str]:
-    """Writes and returns what each token id in the outputs and proposals says: to read them without the tokenizer."""
-    ids: set[int] = set()
-    for request in requests:
-        ids.update(request.token_ids, *(record.draft_token_ids for record in request.rounds))
-    texts = {token_id: text_of(token_id) for token_id in sorted(ids)}
-    replace_text(path, json.dumps(texts, ensure_ascii=True) + "\n")
-    return texts
+def rounds_table(requests: Iterable[RequestRecord]) -> pa.Table:
+    """The table of rounds.parquet."""
+    rows = [_round_row(record) for request in requests for record in request.rounds]
+    return pa.Table.from_pylist(rows, schema=ROUNDS_SCHEMA)
 
 
-def _write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> None:
+def requests_table(requests: Iterable[RequestRecord]) -> pa.Table:
+    """The table of requests.parquet."""
+    return pa.Table.from_pylist([request_row(request) for request in requests], schema=REQUESTS_SCHEMA)
+
+
+def _batches(records: Iterator[RequestRecord]) -> Iterator[list[RequestRecord]]:
+    """All rounds at once would be in memory a second time."""
+    while batch := list(islice(records, _ROW_GROUP)):
+        yield batch
+
+
+@contextmanager
+def _parquet(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Under its name once it is complete."""
     temporary = path.with_name(path.name + ".tmp")
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary, compression="zstd")
+    with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        yield writer
     temporary.replace(path)
 
 
-class StatusFile:
-    """``status.json``: how far a run is, replaced as a whole at every change. Created in state ``running``."""
-
-    def __init__(self, path: Path, *, requests_total: int | None = None) -> None:
-        self.path = path
-        self.requests_done = 0
-        self.requests_total = requests_total  # null until the data set is read
-        self.started_at = _now()
-        self._write("running")
-
-    def update(self, requests_done: int, *, requests_total: int | None = None) -> None:
-        """Requests finished so far; ``requests_total`` once it is known."""
-        self.requests_done = requests_done
-        self.requests_total = self.requests_total if requests_total is None else requests_total
-        self._write("running")
-
-    def done(self) -> None:
-        self._write("done")
-
-    def failed(self, error: BaseException | str) -> None:
-        """The run ended in ``error``: its type and the first line of its message are kept."""
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        self._write("failed", text.strip().split("\n", 1)[0])
-
-    def _write(self, state: Literal["running", "done", "failed"], error: str | None = None) -> None:
-        content = {
-            "state": state,
-            "started_at": self.started_at,
-            "updated_at": _now(),
-            "requests_done": self.requests_done,
-            "requests_total": self.requests_total,
-            "error": error,
-        }
-        text = json.dumps(content, indent=2) + "\n"
-        try:
-            replace_text(self.path, text)
-        except OSError:
-            if state != "failed":
-                raise
-            # The disk is full, say: the old file's own space may do, and what ended the run must not be hidden.
-            with suppress(OSError):
-                self.path.write_text(text, encoding="utf-8")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def token_texts(requests: Iterable[RequestRecord], text_of: Callable[[int], str]) -> dict[int, str]:
+    """What each token id in the outputs and proposals says: to read them without the tokenizer."""
+    ids: set[int] = set()
+    for request in requests:
+        ids.update(request.token_ids, *(record.draft_token_ids for record in request.rounds))
+    return {token_id: text_of(token_id) for token_id in sorted(ids)}

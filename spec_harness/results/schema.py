@@ -208,7 +208,10 @@ class RunResults(_Section):
     """One results.json."""
 
     schema_version: Literal[1] = Field(default=SCHEMA_VERSION, description="raised when a key changes its meaning")
-    status: Literal["done", "failed"] = Field(description="failed: outputs differ from plain decoding, do not use it")
+    status: Literal["done", "failed", "partial", "interrupted"] = Field(
+        description="failed: outputs differ from plain decoding, do not use it; partial: only some of the "
+        "requests were asked for; interrupted: only some had finished when the process was killed"
+    )
     mode: Literal["run", "trace", "replay", "profile"] = Field(description="what kind of run this was")
     config: dict[str, JsonValue] = Field(description="the resolved configuration")
     provenance: Provenance = Field(description="which code, models and machine, and when")

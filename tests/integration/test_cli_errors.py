@@ -23,7 +23,7 @@ Run = Callable[..., None]
 @pytest.fixture
 def fake_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
     """Puts a function in the place of the engine."""
-    return lambda run: monkeypatch.setattr("spec_harness.evaluation.run.run", run)
+    return lambda run: monkeypatch.setattr("spec_harness.run.run", run)
 
 
 def refuse(config: EvalConfig, *, run_dir: Path, sweep: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import spec_harness.evaluation.run
+import spec_harness.run
 from spec_harness.build import Evaluation
 from spec_harness.config import EvalConfig
 from spec_harness.results.schema import Check, read_results
@@ -21,7 +21,7 @@ SMALL = ("data.limit=4", "sampling.max_new_tokens=8", "max_num_seqs=2", "baselin
 
 
 def plant_after_build(monkeypatch: pytest.MonkeyPatch, fault: Fault, role: str) -> None:
-    build: Callable[[EvalConfig], Evaluation] = spec_harness.evaluation.run.build
+    build: Callable[[EvalConfig], Evaluation] = spec_harness.run.build
 
     def planted_build(config: EvalConfig) -> Evaluation:
         evaluation = build(config)
@@ -29,7 +29,7 @@ def plant_after_build(monkeypatch: pytest.MonkeyPatch, fault: Fault, role: str) 
         fault(monkeypatch, loaded)
         return evaluation
 
-    monkeypatch.setattr(spec_harness.evaluation.run, "build", planted_build)
+    monkeypatch.setattr(spec_harness.run, "build", planted_build)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_time_of_the_gate_on_the_packaged_pair_is_told(
         seconds.append(time.perf_counter() - began)
         return checks
 
-    monkeypatch.setattr(spec_harness.evaluation.run, "run_gate", timed)
+    monkeypatch.setattr(spec_harness.run, "run_gate", timed)
     assert spec_eval(*SMALL, "integrity=quick") == 0
     with capsys.disabled():
         print(f"\nquick gate on the packaged pair: {seconds[0]:.2f} s")

@@ -30,7 +30,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
             raise RuntimeError("logits are not finite")
         (run_dir / "status.json").write_text(json.dumps({"state": "done", "error": None}))
 
-    monkeypatch.setattr("spec_harness.evaluation.run.run", run)
+    monkeypatch.setattr("spec_harness.run.run", run)
     return calls
 
 
@@ -194,7 +194,7 @@ def test_an_interrupted_sweep_says_so(
         (run_dir / "status.json").write_text(json.dumps({"state": "running", "error": None}))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("spec_harness.evaluation.run.run", run)
+    monkeypatch.setattr("spec_harness.run.run", run)
     with working_directory(tmp_path):
         assert main(["-m", "proposal.max_proposal_len=1,4", "hydra.sweep.dir=sweep"]) == 1
     err = capfd.readouterr().err

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import spec_harness.evaluation.run
+import spec_harness.run
 from spec_harness.build import Evaluation
 from spec_harness.config import EvalConfig
 from spec_harness.engine.verifiers.rejection import RejectionSampler, Verification
@@ -89,14 +89,14 @@ def test_a_count_that_was_tampered_with_fails_the_run(monkeypatch: pytest.Monkey
 
 
 def test_a_request_that_is_run_twice_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    build: Callable[[EvalConfig], Evaluation] = spec_harness.evaluation.run.build
+    build: Callable[[EvalConfig], Evaluation] = spec_harness.run.build
 
     def with_a_double(config: EvalConfig) -> Evaluation:
         evaluation = build(config)
         evaluation.data.requests[-1] = evaluation.data.requests[0]
         return evaluation
 
-    monkeypatch.setattr(spec_harness.evaluation.run, "build", with_a_double)
+    monkeypatch.setattr(spec_harness.run, "build", with_a_double)
     assert spec_eval("baseline=off", *SMALL) == 1
     assert "request ids seen = data set" in status_of(Path("run"))["error"]
 
@@ -107,7 +107,7 @@ def test_weights_that_become_nan_end_the_run(
     role: Literal["target", "draft"], sampling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are planted after the checks at load, in the last layer, once requests have finished."""
-    build: Callable[[EvalConfig], Evaluation] = spec_harness.evaluation.run.build
+    build: Callable[[EvalConfig], Evaluation] = spec_harness.run.build
 
     def planted(config: EvalConfig) -> Evaluation:
         evaluation = build(config)
@@ -121,7 +121,7 @@ def test_weights_that_become_nan_end_the_run(
         loaded.model.register_forward_pre_hook(spoil)
         return evaluation
 
-    monkeypatch.setattr(spec_harness.evaluation.run, "build", planted)
+    monkeypatch.setattr(spec_harness.run, "build", planted)
     assert spec_eval(f"sampling={sampling}", "baseline=off", *SMALL) == 1
     status = status_of(Path("run"))
     assert status["state"] == "failed"
@@ -197,7 +197,7 @@ def test_the_status_says_running_from_the_first_second(monkeypatch: pytest.Monke
         seen.append(json.loads(Path("run/status.json").read_text()))
         raise RuntimeError("enough")
 
-    monkeypatch.setattr(spec_harness.evaluation.run, "build", build)
+    monkeypatch.setattr(spec_harness.run, "build", build)
     assert spec_eval() == 1
     assert (seen[0]["state"], seen[0]["requests_total"]) == ("running", None)
     assert status_of(Path("run"))["error"] == "RuntimeError: enough"

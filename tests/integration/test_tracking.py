@@ -12,7 +12,7 @@ import pytest
 
 from spec_harness.cli.evaluate import main
 from spec_harness.engine.verifiers.rejection import RejectionSampler
-from spec_harness.evaluation.tracking import plain_numbers
+from spec_harness.results.figures import plain_numbers
 from spec_harness.results.schema import read_results
 from tests.run_helpers import QUIET, error_line, spec_eval
 

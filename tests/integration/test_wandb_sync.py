@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from spec_harness.evaluation.tracking import plain_numbers
+from spec_harness.results.figures import plain_numbers
 from spec_harness.results.schema import read_results
 from tests.run_helpers import spec_eval, working_directory
 

@@ -11,7 +11,7 @@ from spec_harness.build import Evaluation, build
 from spec_harness.config import EvalConfig
 from spec_harness.engine.native import SamplerSettings
 from spec_harness.errors import UserError
-from spec_harness.evaluation.sections import BASELINE, SPECULATIVE
+from spec_harness.results.timing import BASELINE, SPECULATIVE
 from tests.run_helpers import random_checkpoint
 
 MODEL_MAX = 256  # tokens, of the helpers' tiny model

@@ -8,10 +8,10 @@ import pytest
 from spec_harness.engine.engine import EngineStats
 from spec_harness.engine.native import EngineSettings
 from spec_harness.evaluation.module import Pass
-from spec_harness.evaluation.sections import BASELINE, SPECULATIVE, integrity_results, kv_results, timing_results
 from spec_harness.metrics.counts import ProposalCounts
 from spec_harness.models.load import LoadedModel
 from spec_harness.results.schema import BaselineEquality, Check, TimingResults
+from spec_harness.results.timing import BASELINE, SPECULATIVE, integrity_results, kv_results, timing_results
 
 Make = Callable[..., Any]
 

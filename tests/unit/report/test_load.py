@@ -15,7 +15,7 @@ from spec_harness.errors import UserError
 from spec_harness.report.load import latest_run, latest_sweep, load_run
 from spec_harness.results.run_files import RunFiles
 from spec_harness.results.schema import write_results
-from tests.factories import config, random_requests, results_of
+from tests.factories import config, header_of, random_requests, results_of
 
 
 @pytest.fixture
@@ -25,9 +25,10 @@ def save() -> Callable[..., Path]:
     def write(folder: Path, *, seed: int = 0) -> Path:
         folder.mkdir(parents=True)
         requests = random_requests(seed, max_proposal_len=3)
-        with RunFiles(folder) as files:
-            for request in requests:
-                files.add(request)
+        files = RunFiles(folder, header_of(len(requests), max_proposal_len=3))
+        for request in requests:
+            files.add("speculative", request)
+        files.finalize(requests)
         write_results(folder / "results.json", results_of(requests, max_proposal_len=3))
         return folder
 

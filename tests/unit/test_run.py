@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import spec_harness.evaluation.run
+import spec_harness.run
 from spec_harness.config import EvalConfig
 from spec_harness.errors import UserError
-from spec_harness.evaluation.run import run
+from spec_harness.run import run
 
 Calls = list[Any]
 
@@ -18,12 +18,8 @@ Calls = list[Any]
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """What was called at the end, in order."""
     seen: Calls = []
-    monkeypatch.setattr(
-        spec_harness.evaluation.run, "finish", lambda loggers, exit_code: seen.append(("finish", exit_code))
-    )
-    monkeypatch.setattr(
-        spec_harness.evaluation.run, "print_summary", lambda results, folder: seen.append(("print", results))
-    )
+    monkeypatch.setattr(spec_harness.run, "finish", lambda loggers, exit_code: seen.append(("finish", exit_code)))
+    monkeypatch.setattr(spec_harness.run, "print_summary", lambda results, folder: seen.append(("print", results)))
     return seen
 
 
@@ -38,7 +34,7 @@ def evaluate_by(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
             raise outcome
         return outcome
 
-    monkeypatch.setattr(spec_harness.evaluation.run, "_evaluate", evaluate)
+    monkeypatch.setattr(spec_harness.run, "_evaluate", evaluate)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +64,7 @@ def test_a_mistake_in_the_evaluation_s_building_finishes_no_logger(
     def build(config: EvalConfig) -> None:
         raise UserError("no")
 
-    monkeypatch.setattr(spec_harness.evaluation.run, "build", build)
+    monkeypatch.setattr(spec_harness.run, "build", build)
     with pytest.raises(UserError):
         run(EvalConfig(), run_dir=tmp_path, sweep=None)
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
