@@ -19,8 +19,8 @@ from spec_harness.errors import UserError
 from spec_harness.evaluation.checks import NativeChecks
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.module import SpecDecodeEvalModule
-from spec_harness.evaluation.provenance import provenance
-from spec_harness.models.configured import load_draft, load_model, load_tokenizer
+from spec_harness.evaluation.provenance import model_identity, provenance
+from spec_harness.models.configured import load_draft, load_model, load_tokenizer, model_name
 from spec_harness.models.load import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
 from spec_harness.requests import Request, RequestRecord
 from spec_harness.results.round_log import RunHeader
@@ -84,7 +84,16 @@ def build(config: EvalConfig) -> Evaluation:
     later_turns = sum(len(row.turns) - 1 for row in rows if row.turns)
     header = RunHeader(
         config=asdict(config),
-        provenance=provenance(config, target, draft, prompts_sha256=rows_sha256(rows), started_at=started_at),
+        provenance=provenance(
+            target=model_identity(target, name=model_name(config.target), revision=config.target.revision),
+            draft=None
+            if draft is None
+            else model_identity(draft, name=model_name(config.draft), revision=config.draft.revision),
+            device=device,
+            seeds={"seed": config.seed, "sampling.seed": config.sampling.seed},
+            prompts_sha256=rows_sha256(rows),
+            started_at=started_at,
+        ),
         integrity=config.integrity,
         max_proposal_len=settings.max_proposal_len,
         kv=_kv_sizes(settings, target, draft),

@@ -9,26 +9,30 @@ from pathlib import Path
 import torch
 
 import spec_harness
-from spec_harness.config import EvalConfig, ModelConfig
-from spec_harness.models.configured import model_name
 from spec_harness.models.load import LoadedModel
 from spec_harness.results.schema import ModelIdentity, Provenance, Versions
 
 
-def model_identity(loaded: LoadedModel, config: ModelConfig) -> ModelIdentity:
+def model_identity(loaded: LoadedModel, *, name: str, revision: str | None) -> ModelIdentity:
     return ModelIdentity(
-        name=model_name(config),
-        revision=config.revision,
+        name=name,
+        revision=revision,
         dtype=str(loaded.dtype).removeprefix("torch."),
         num_parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
     )
 
 
 def provenance(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel | None, *, prompts_sha256: str, started_at: datetime
+    *,
+    target: ModelIdentity,
+    draft: ModelIdentity | None,
+    device: torch.device,
+    seeds: dict[str, int],
+    prompts_sha256: str,
+    started_at: datetime,
+    duration_s: float = 0.0,
 ) -> Provenance:
-    """As of the start: the duration is 0."""
-    device = target.model.device
+    """At the start of a run, which has lasted no time yet."""
     return Provenance(
         versions=Versions(
             spec_harness=spec_harness.__version__,
@@ -40,12 +44,12 @@ def provenance(
         git_commit=_git_commit(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         threads=torch.get_num_threads(),
-        seeds={"seed": config.seed, "sampling.seed": config.sampling.seed},
+        seeds=seeds,
         prompts_sha256=prompts_sha256,
-        target=model_identity(target, config.target),
-        draft=None if draft is None else model_identity(draft, config.draft),
+        target=target,
+        draft=draft,
         started_at=started_at,
-        duration_s=0.0,
+        duration_s=duration_s,
     )
 
 

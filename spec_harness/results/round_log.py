@@ -111,4 +111,3 @@ class LoggedRuns:
                 yield from (line for line in lines if line.endswith("\n"))
         except (OSError, UnicodeError) as error:
             raise UserError(f"{self.path}: cannot be read: {error}") from error
-

@@ -19,7 +19,7 @@ import spec_harness.run
 from spec_harness.build import Evaluation
 from spec_harness.config import EvalConfig
 from spec_harness.engine.verifiers.rejection import RejectionSampler, Verification
-from spec_harness.metrics.aggregate import ProposalMetric
+from spec_harness.metrics.counts import ProposalCounts
 from spec_harness.results.schema import read_results
 from tests.run_helpers import QUIET, generations_of, spec_eval, status_of
 
@@ -74,12 +74,12 @@ def test_a_verifier_that_emits_a_wrong_token_is_a_fault(
 
 
 def test_a_count_that_was_tampered_with_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    update: Callable[..., None] = ProposalMetric.update
+    from_rounds: Callable[..., ProposalCounts] = ProposalCounts.from_rounds
 
-    def twice(self: ProposalMetric, rounds: Any, num_prefill_tokens: int = 0) -> None:
-        update(self, rounds, num_prefill_tokens=2 * num_prefill_tokens)
+    def twice(cls: type[ProposalCounts], rounds: Any, *, max_proposal_len: int, num_prefill_tokens: int) -> Any:
+        return from_rounds(rounds, max_proposal_len=max_proposal_len, num_prefill_tokens=2 * num_prefill_tokens)
 
-    monkeypatch.setattr(ProposalMetric, "update", twice)
+    monkeypatch.setattr(ProposalCounts, "from_rounds", classmethod(twice))
     assert spec_eval(*SMALL) == 1
     status = status_of(Path("run"))
     assert status["state"] == "failed"
@@ -114,7 +114,7 @@ def test_weights_that_become_nan_end_the_run(
         loaded = getattr(evaluation, role)
 
         def spoil(*_: Any) -> None:
-            if evaluation.passes[0].records:
+            if evaluation.runs[0].records:
                 with torch.inference_mode():
                     list(loaded.model.parameters())[-1].fill_(float("nan"))
 

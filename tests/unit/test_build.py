@@ -130,9 +130,9 @@ def test_how_the_draft_draws(target: Path, rows: Path, proposal: dict[str, Any],
         ({"proposal": {"kind": "none", "max_proposal_len": 0}}, [BASELINE]),
     ],
 )
-def test_the_passes_of_a_run(target: Path, rows: Path, sections: dict[str, Any], names: list[str]) -> None:
+def test_the_engine_runs(target: Path, rows: Path, sections: dict[str, Any], names: list[str]) -> None:
     evaluation = build(config(target, rows, **sections))
-    assert [item.name for item in evaluation.passes] == names
+    assert [item.name for item in evaluation.runs] == names
     assert len(evaluation.data.test_dataloader()) == len(names)
     assert (evaluation.draft is None) == (SPECULATIVE not in names)
 
@@ -157,7 +157,7 @@ def test_end_of_sequence_ids_are_the_generation_config_s(target: Path, rows: Pat
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [7, 9], "repetition_penalty": 1.2}))
     evaluation = build(config(folder, rows))
     assert {request.sampling.stop_token_ids for request in evaluation.requests} == {frozenset({7, 9})}
-    assert evaluation.notes == [
+    assert evaluation.header.notes == [
         "The checkpoint's generation config asks for repetition_penalty=1.2; it is not applied."
     ]
     ignoring = build(config(folder, rows, sampling={"ignore_eos": True}))

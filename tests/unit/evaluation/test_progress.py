@@ -3,14 +3,17 @@
 import io
 import re
 from functools import cache
-from typing import Any
 
 import pytest
 from lightning import LightningModule, Trainer
 from rich.console import Console
 
+from spec_harness.engine.engine import EngineReport, EngineStats
 from spec_harness.evaluation import progress
-from spec_harness.evaluation.progress import EvalProgress, PassProgress, phase
+from spec_harness.evaluation.engine_run import EngineRun
+from spec_harness.evaluation.module import SpecDecodeEvalModule
+from spec_harness.evaluation.progress import EvalProgress, phase
+from tests.factories import header_of, request_of
 
 
 def bar(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, width: int = 100) -> tuple[EvalProgress, io.StringIO]:
@@ -20,9 +23,18 @@ def bar(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, width: int = 100) ->
     return EvalProgress(), output
 
 
-def state(done: int, *, name: str = "speculative", total: int = 4, **figures: float | None) -> PassProgress:
-    known: dict[str, Any] = {"tokens_per_second": 123.4, "acceptance_rate": 0.25} | figures
-    return PassProgress(name=name, done=done, total=total, **known)
+def state(done: int, *, name: str = "speculative", tokens_per_second: float = 123.4, drafted: int = 4) -> EngineRun:
+    """An engine run with ``done`` finished sequences, which accepted a quarter of what was drafted."""
+    stats = EngineStats(
+        num_draft_tokens=drafted, num_accepted_tokens=drafted // 4, num_emitted_tokens=round(10 * tokens_per_second)
+    )
+    return EngineRun(
+        name=name,
+        make_engine=lambda: pytest.fail("not to be called"),
+        records=[request_of([])] * done,
+        wall_s=10.0,
+        report=EngineReport(stats=stats),
+    )
 
 
 @cache
@@ -30,17 +42,19 @@ def trainer() -> Trainer:
     return Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
 
 
-def drive(shown: EvalProgress, *states: PassProgress) -> None:
-    shown.on_test_start(trainer(), LightningModule())
+def drive(shown: EvalProgress, *states: EngineRun, total: int = 4) -> None:
+    module = SpecDecodeEvalModule([states[0]], header=header_of(total, max_proposal_len=2), requests=[])
+    shown.on_phase(trainer(), module, "checks")
+    shown.on_phase(trainer(), module, "engine")
     for item in states:
-        shown.report(item)
+        shown.on_engine_step(trainer(), module, item)
         shown._progress.refresh()
-    shown.teardown(trainer(), LightningModule(), "test")
+    shown.teardown(trainer(), module, "test")
 
 
-def test_a_terminal_sees_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_sees_each_engine_run(monkeypatch: pytest.MonkeyPatch) -> None:
     shown, output = bar(monkeypatch, terminal=True)
-    drive(shown, state(1), state(4), state(2, name="baseline", acceptance_rate=None))
+    drive(shown, state(1), state(4), state(2, name="baseline", drafted=0))
     text = output.getvalue()
     for words in ("speculative", "1/4", "4/4", "baseline", "2/4", "123 tokens/s", "accepted 25%"):
         assert words in text
@@ -49,7 +63,7 @@ def test_a_terminal_sees_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_total_may_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the later turns of conversations, which were not known at the start."""
     shown, output = bar(monkeypatch, terminal=True)
-    drive(shown, state(4, total=4), state(5, total=5))
+    drive(shown, state(4), state(5))
     assert "5/5" in output.getvalue()
 
 
@@ -89,7 +103,7 @@ def test_a_phase_is_said_where_somebody_looks(
 def test_a_line_of_the_bar_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that is left stands last, and was cut."""
     shown, output = bar(monkeypatch, terminal=True, width=80)
-    drive(shown, state(999, total=1000, tokens_per_second=99_999.0))
+    drive(shown, state(999, tokens_per_second=99_999.0), total=1000)
     plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", output.getvalue())
     lines = [line.rstrip() for line in re.split(r"[\r\n]", plain)]
     assert max(map(len, lines)) <= 80

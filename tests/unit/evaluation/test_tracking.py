@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import wandb
+from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from spec_harness.engine.engine import EngineStats
+from spec_harness.engine.engine import EngineReport, EngineStats
 from spec_harness.errors import UserError
-from spec_harness.evaluation.module import Pass, SpecDecodeEvalModule
-from spec_harness.evaluation.tracking import RunningFigures, finish, make_loggers, plain_numbers, run_name
+from spec_harness.evaluation.engine_run import EngineRun
+from spec_harness.evaluation.module import SpecDecodeEvalModule
+from spec_harness.evaluation.tracking import RunningFigures, finish, make_loggers, run_name
 from spec_harness.evaluation.tracking_tables import media, position_lines
-from spec_harness.models.load import LoadedModel
+from tests.factories import header_of
 
 Make = Callable[..., Any]
 
@@ -24,32 +26,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """``make_loggers`` sets it for the process; that ends with the test."""
     monkeypatch.setenv("WANDB_DATA_DIR", "unset")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-
-
-def test_numbers_are_those_of_the_results_by_flat_names(random_requests: Make, make_results: Make) -> None:
-    results = make_results(random_requests(0, max_proposal_len=3), max_proposal_len=3)
-    numbers = plain_numbers(results)
-    p = results.proposal
-    assert numbers["proposal/acceptance_rate"] == p.acceptance_rate.value
-    assert numbers["proposal/num_rounds"] == p.num_rounds
-    assert numbers["proposal/skipped/budget"] == p.skipped["budget"]
-    assert [numbers[f"proposal/accepted_length_histogram/{j}"] for j in range(4)] == p.accepted_length_histogram
-    assert numbers["proposal/acceptance_rate_per_position/1"] == p.acceptance_rate_per_position[1].value
-    assert numbers["timing/speedup"] == 1.27
-    assert numbers["timing/time_share/score"] == 0.5
-    assert numbers["kv/num_blocks"] == 64
-    assert numbers["integrity/baseline_equality/tie"] == 1
-    assert all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers.values())
-    assert not [key for key in numbers if key.endswith(("/ci95", "/n", "/value"))]
-
-
-def test_missing_figures_are_left_out(random_requests: Make, make_results: Make) -> None:
-    """A zero in their place would be averaged, plotted and believed."""
-    results = make_results([], max_proposal_len=0, timing=None, kv=None)
-    numbers = plain_numbers(results)
-    assert "proposal/acceptance_rate" not in numbers
-    assert not [key for key in numbers if key.startswith(("timing/", "kv/", "integrity/"))]
-    assert numbers["proposal/num_rounds"] == 0
 
 
 class Recorder(Logger):
@@ -72,40 +48,42 @@ class Recorder(Logger):
         self.ended.append(status)
 
 
-def module_with(target: LoadedModel, current: Pass) -> SpecDecodeEvalModule:
-    return SpecDecodeEvalModule(
-        target,
-        None,
-        [current],
-        num_requests=3,
-        max_proposal_len=2,
-        next_turn=lambda *_: None,
-        on_finished=lambda *_: None,
-    )
+def fresh(name: str = "speculative", **figures: Any) -> EngineRun:
+    return EngineRun(name=name, make_engine=lambda: pytest.fail("not to be called"), **figures)
 
 
-def test_running_figures_are_logged_every_tenth_step(target: LoadedModel, make_request: Make) -> None:
-    """Each W&B record costs time of the run that is being timed."""
-    current = Pass(name="speculative", scheduler=lambda: pytest.fail("not to be called"), wall_s=2.0)
-    module, recorder = module_with(target, current), Recorder()
-    figures = RunningFigures([recorder])
-    for step in range(1, 31):
-        if step == 15:
-            current.records.append(make_request([], token_ids=[1, 2, 3]))
-            current.stats.num_draft_tokens, current.stats.num_accepted_tokens = 4, 1
+def drive(*steps: tuple[int, EngineRun]) -> list[dict[str, float]]:
+    """What the running figures log as the engines do these steps, given by their number."""
+    recorder, figures = Recorder(), RunningFigures()
+    trainer = Trainer(accelerator="cpu", logger=recorder, enable_progress_bar=False, enable_checkpointing=False)
+    module = SpecDecodeEvalModule([run for _, run in steps], header=header_of(3, max_proposal_len=2), requests=[])
+    for step, run in steps:
         module.num_engine_steps = step
-        figures(module)
-    assert [sent["engine_step"] for sent in recorder.sent] == [10, 20, 30]
-    first, second, _ = recorder.sent
+        figures.on_engine_step(trainer, module, run)
+    return recorder.sent
+
+
+def test_running_figures_are_logged_every_tenth_step(make_request: Make) -> None:
+    """Each W&B record costs time of the run."""
+    before = fresh(wall_s=2.0)
+    record = make_request([], token_ids=[1, 2, 3])
+    after = fresh(wall_s=2.0, records=[record], report=report(num_draft_tokens=4, num_accepted_tokens=1))
+    sent = drive(*((step, before if step < 15 else after) for step in range(1, 31)))
+    assert [one["engine_step"] for one in sent] == [10, 20, 30]
+    first, second, _ = sent
     assert set(first) == {"engine_step", "running/speculative/requests_done"}  # no speed and no rate yet, not zeros
     assert second["running/speculative/requests_done"] == 1
     assert second["running/speculative/tokens_per_second"] == 3 / 2.0
     assert second["running/speculative/acceptance_rate"] == 1 / 4
 
 
-def stats(steps: int, rows: int, drafted: int, accepted: int) -> EngineStats:
+def report(**stats: int) -> EngineReport:
+    return EngineReport(stats=EngineStats(**stats))
+
+
+def counted(steps: int, rows: int, drafted: int, accepted: int) -> EngineReport:
     """Of ``rows`` rounds in ``steps`` steps that emit a token each, and what was accepted."""
-    return EngineStats(
+    return report(
         num_steps=steps,
         rows_run=rows,
         tokens_held=10 * rows,
@@ -116,53 +94,35 @@ def stats(steps: int, rows: int, drafted: int, accepted: int) -> EngineStats:
     )
 
 
-def test_step_figures_are_means_since_the_last_record(target: LoadedModel) -> None:
+def test_step_figures_are_means_since_the_last_record() -> None:
     """A running total hardly moves late in a run; what happens now would be invisible in it."""
-    current = Pass(name="speculative", scheduler=lambda: pytest.fail("not to be called"))
-    module, recorder = module_with(target, current), Recorder()
-    figures = RunningFigures([recorder])
-    for step, counted in ((10, stats(10, 40, 160, 80)), (20, stats(20, 60, 200, 90))):
-        current.stats, module.num_engine_steps = counted, step
-        figures(module)
+    _, second = drive((10, fresh(report=counted(10, 40, 160, 80))), (20, fresh(report=counted(20, 60, 200, 90))))
     name = "running/speculative/step"
-    assert {key: value for key, value in recorder.sent[1].items() if key.startswith(name)} == {
+    assert {key: value for key, value in second.items() if key.startswith(name)} == {
         f"{name}/sequences": 20 / 10,
         f"{name}/acceptance_rate": 10 / 40,
         f"{name}/proposal_len": 40 / 20,
         f"{name}/tokens_per_target_pass": 30 / 20,
         f"{name}/kv_utilization": 10 / 16,
     }
-    assert recorder.sent[1]["running/speculative/acceptance_rate"] == 90 / 200
+    assert second["running/speculative/acceptance_rate"] == 90 / 200
 
 
-def test_a_new_pass_counts_from_zero(target: LoadedModel) -> None:
-    passes = [
-        Pass(name=name, scheduler=lambda: pytest.fail("not to be called")) for name in ("speculative", "baseline")
-    ]
-    module, recorder = module_with(target, passes[0]), Recorder()
-    module.passes = passes
-    figures = RunningFigures([recorder])
-    for index, counted in enumerate((stats(10, 40, 160, 80), stats(10, 10, 0, 0))):
-        passes[index].stats, module._current, module.num_engine_steps = counted, index, 10 * (index + 1)
-        figures(module)
-    sent = recorder.sent[1]
+def test_a_new_engine_run_counts_from_zero() -> None:
+    _, sent = drive((10, fresh(report=counted(10, 40, 160, 80))), (20, fresh("baseline", report=counted(10, 10, 0, 0))))
     assert sent["running/baseline/step/sequences"] == 1
     assert sent["running/baseline/step/tokens_per_target_pass"] == 1
     assert "running/baseline/step/acceptance_rate" not in sent
     assert "running/baseline/step/proposal_len" not in sent
 
 
-def test_a_long_run_is_no_longer_to_look_at(target: LoadedModel) -> None:
+def test_a_long_run_is_no_longer_to_look_at() -> None:
     """The distance between records doubles: 64 requests of 64 tokens, one at a time, stay below 500 W&B records, of
     which each call makes three."""
-    module = module_with(target, Pass(name="speculative", scheduler=lambda: pytest.fail("not to be called")))
-    recorder = Recorder()
-    figures = RunningFigures([recorder])
-    for step in range(1, 2 * 64 * 64 + 1):
-        module.num_engine_steps = step
-        figures(module)
-    assert len(recorder.sent) < 150
-    assert recorder.sent[-1]["engine_step"] > 8_000
+    run = fresh()
+    sent = drive(*((step, run) for step in range(1, 2 * 64 * 64 + 1)))
+    assert len(sent) < 150
+    assert sent[-1]["engine_step"] > 8_000
 
 
 def loggers(run_dir: Path, **changes: Any) -> list[Logger]:

@@ -1,19 +1,15 @@
-"""The files of a run: exact columns, and what is left of them after a fault or a kill."""
+"""The files of a run: exact columns, made of the log of what finished."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 
-from spec_harness.results.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA, RunFiles, StatusFile
+from spec_harness.requests import RequestRecord
+from spec_harness.results.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA, RunFiles
+from tests.factories import header_of
 
 Make = Callable[..., Any]
 
@@ -34,11 +30,16 @@ def lines_of(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "generations.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def keep(directory: Path, requests: Sequence[RequestRecord]) -> int:
+    files = RunFiles(directory, header_of(len(requests), max_proposal_len=4))
+    for request in requests:
+        files.add("speculative", request)
+    return files.finalize(requests)
+
+
 def test_parquet_schemas(tmp_path: Path, random_requests: Make) -> None:
     requests = random_requests(2, max_proposal_len=3)
-    with RunFiles(tmp_path) as files:
-        for request in requests:
-            files.add(request)
+    assert keep(tmp_path, requests) == sum(len(request.token_ids) for request in requests)
     rounds, rows = pq.read_table(tmp_path / "rounds.parquet"), pq.read_table(tmp_path / "requests.parquet")
     assert ", ".join(rounds.column_names) == ROUND_COLUMNS
     assert ", ".join(rows.column_names) == REQUEST_COLUMNS
@@ -54,10 +55,9 @@ def test_parquet_schemas(tmp_path: Path, random_requests: Make) -> None:
 
 
 def test_a_request_without_proposals_has_null_rates(tmp_path: Path, make_round: Make, make_request: Make) -> None:
-    with RunFiles(tmp_path) as files:
-        files.add(make_request([make_round(0, 0)], request_id="plain"))
-        files.add(make_request([], request_id="prefill only", time_per_output_token=None))
-        files.add(make_request([make_round(4, 1), make_round(2, 2)], request_id="drafted"))
+    plain = make_request([make_round(0, 0)], request_id="plain")
+    short = make_request([], request_id="prefill only", time_per_output_token=None)
+    keep(tmp_path, [plain, short, make_request([make_round(4, 1), make_round(2, 2)], request_id="drafted")])
     rows = pq.read_table(tmp_path / "requests.parquet").to_pylist()
     rates = [(row["acceptance_rate"], row["mean_acceptance_length"]) for row in rows]
     assert rates == [(None, None), (None, None), (3 / 6, 1 + 3 / 2)]
@@ -65,99 +65,33 @@ def test_a_request_without_proposals_has_null_rates(tmp_path: Path, make_round: 
 
 
 def test_no_request_at_all_still_gives_readable_files(tmp_path: Path) -> None:
-    with RunFiles(tmp_path):
-        pass
+    assert keep(tmp_path, []) == 0
     assert pq.read_table(tmp_path / "rounds.parquet").schema == ROUNDS_SCHEMA
     assert pq.read_table(tmp_path / "requests.parquet").num_rows == 0
     assert lines_of(tmp_path) == []
 
 
 def test_generations_are_on_disk_as_requests_finish(tmp_path: Path, make_round: Make, make_request: Make) -> None:
-    with RunFiles(tmp_path) as files:
-        request = make_request([make_round(2, 1)], prompt="größer\u2028\ud800", text="x\ny")
-        files.add(request)
-        text = (tmp_path / "generations.jsonl").read_text(encoding="utf-8")
-        assert "größer" in text  # readable as it is
-        (line,) = [json.loads(part) for part in text.rstrip("\n").split("\n")]
-        assert ", ".join(line) == GENERATION_KEYS
-        assert (line["prompt"], line["text"], line["token_ids"]) == (request.prompt, "x\ny", request.token_ids)
-        assert files.num_generated_tokens == 3
-
-
-def test_a_fault_leaves_whole_files_of_the_finished_requests(
-    tmp_path: Path, make_round: Make, make_request: Make
-) -> None:
-    def run() -> None:
-        with RunFiles(tmp_path) as files:
-            files.add(make_request([make_round(2, 1)]))
-            raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        run()
-    assert pq.read_table(tmp_path / "requests.parquet").num_rows == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "generations.jsonl",
-        "requests.parquet",
-        "rounds.parquet",
-    ]
+    files = RunFiles(tmp_path, header_of(1, max_proposal_len=4))
+    request = make_request([make_round(2, 1)], prompt="größer\u2028\ud800", text="x\ny")
+    files.add("speculative", request)
+    files.add("baseline", request)
+    text = (tmp_path / "generations.jsonl").read_text(encoding="utf-8")
+    assert "größer" in text  # readable as it is
+    (line,) = [json.loads(part) for part in text.rstrip("\n").split("\n")]
+    assert ", ".join(line) == GENERATION_KEYS
+    assert (line["prompt"], line["text"], line["token_ids"]) == (request.prompt, "x\ny", request.token_ids)
+    files.finalize()
 
 
 def test_a_verdict_found_after_the_request_was_added_is_written(
     tmp_path: Path, make_round: Make, make_request: Make
 ) -> None:
     request = make_request([make_round(2, 1)])
-    with RunFiles(tmp_path) as files:
-        files.add(request)
-        request.baseline_verdict = "tie"
+    files = RunFiles(tmp_path, header_of(1, max_proposal_len=4))
+    files.add("speculative", request)
+    request.baseline_verdict = "tie"
+    files.finalize([request])
+    files.finalize([request])  # again, it rewrites them
     assert pq.read_table(tmp_path / "requests.parquet").to_pylist()[0]["baseline_verdict"] == "tie"
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from spec_harness.results.run_files import RunFiles, StatusFile
-from spec_harness.requests import RequestRecord
-directory = Path(sys.argv[1])
-status = StatusFile(directory / "status.json", requests_total=3)
-with RunFiles(directory) as files:
-    for number in range(2):
-        files.add(RequestRecord(
-            request_id=str(number), turn=0, sample=0, category="", prompt="", prompt_token_ids=[1], token_ids=[2],
-            text="", stop_reason="eos", time_to_first_token=0.0, time_per_output_token=None,
-        ))
-        status.update(number + 1)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="kills a process")
-def test_a_killed_process_keeps_its_finished_requests(tmp_path: Path) -> None:
-    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
-    assert process.returncode == -signal.SIGKILL
-    assert [line["request_id"] for line in lines_of(tmp_path)] == ["0", "1"]
-    status = json.loads((tmp_path / "status.json").read_text())
-    assert (status["state"], status["requests_done"], status["requests_total"]) == ("running", 2, 3)
-
-
-def test_status_from_the_first_second_to_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "status.json"
-
-    def read() -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(path.read_text())
-        return content
-
-    status = StatusFile(path)
-    first = read()
-    assert list(first) == ["state", "started_at", "updated_at", "requests_done", "requests_total", "error"]
-    assert (first["state"], first["requests_done"], first["requests_total"]) == ("running", 0, None)
-    assert datetime.fromisoformat(first["started_at"]).tzinfo is not None
-    status.update(0, requests_total=5)
-    status.update(2)
-    assert (read()["requests_done"], read()["requests_total"]) == (2, 5)
-    assert read()["started_at"] == first["started_at"] <= read()["updated_at"]
-    status.failed(ValueError("logits are not finite\nsecond line"))
-    assert (read()["state"], read()["error"]) == ("failed", "ValueError: logits are not finite")
-    assert read()["requests_done"] == 2
-    status.done()
-    assert (read()["state"], read()["error"]) == ("done", None)
-    assert [item.name for item in tmp_path.iterdir()] == ["status.json"]
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
