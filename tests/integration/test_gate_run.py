@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import spec_harness.evaluation.checks
 import spec_harness.run
 from spec_harness.build import Evaluation
 from spec_harness.config import EvalConfig
@@ -97,7 +98,7 @@ def test_the_time_of_the_gate_on_the_packaged_pair_is_told(
         seconds.append(time.perf_counter() - began)
         return checks
 
-    monkeypatch.setattr(spec_harness.run, "run_gate", timed)
+    monkeypatch.setattr(spec_harness.evaluation.checks, "run_gate", timed)
     assert spec_eval(*SMALL, "integrity=quick") == 0
     with capsys.disabled():
         print(f"\nquick gate on the packaged pair: {seconds[0]:.2f} s")
