@@ -98,7 +98,7 @@ def _plot(directory: Path) -> None:
 
 
 def _html(directory: Path) -> None:
-    from spec_harness.report.html_report import write_html
+    from spec_harness.report.html import write_html
 
     print(write_html(directory))
 

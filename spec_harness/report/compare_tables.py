@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from spec_harness.report.comparable import machine
 from spec_harness.report.compare import EQUAL, RATES, SPEED, Difference, changed_settings, is_repeat
+from spec_harness.report.headline import distrust
 from spec_harness.report.load import Run
 from spec_harness.report.pooled_baseline import pooled_baseline
 from spec_harness.report.table import Line, Table
@@ -24,7 +25,8 @@ def compare_headline(a: Run, b: Run, differences: Sequence[Difference]) -> list[
         _acceptance(by_name["acceptance_rate"]),
         _tokens(by_name["tokens_per_target_pass"]),
         _speed(by_name[SPEED], a, b),
-        *(line for name, run in (("A", a), ("B", b)) for line in _distrust(name, run)),
+        *distrust(a.results, "the figures of A"),
+        *distrust(b.results, "the figures of B"),
     ]
 
 
@@ -113,16 +115,6 @@ def _answer(what: str, d: Difference, better: str, change: str, *, unknown: str)
     if d.verdict in words:
         return Line(f"{what}: {words[d.verdict]}, {figures}.", "caution")
     return Line(f"{what}: {better.format(winner=d.verdict[0])}, {figures}.", "good")
-
-
-def _distrust(name: str, run: Run) -> list[Line]:
-    integrity = run.results.integrity
-    faults = integrity.baseline_equality.fault if integrity.baseline_equality else 0
-    failed = [check.name for check in integrity.checks if check.verdict == "fail"]
-    if not faults and not failed:
-        return []
-    problem = f"{faults:,} outputs differ from plain decoding" if faults else f"failed: {', '.join(failed)}"
-    return [Line(f"Do not use the figures of {name}: {problem}.", "alarm")]
 
 
 def _value(d: Difference, value: float | None) -> str:

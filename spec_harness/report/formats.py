@@ -20,8 +20,17 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def tokens(count: int) -> str:
-    return f"{count:,} token" + ("" if count == 1 else "s")
+    return plural(count, "token")
+
+
+def times(value: float | None) -> str:
+    """A factor."""
+    return "n/a" if value is None else f"{value:.2f}x"
 
 
 def percent(value: float | None) -> str:

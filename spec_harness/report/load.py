@@ -1,7 +1,7 @@
 """Reading the files of finished runs into frames. No torch, no Lightning: a notebook on a laptop is enough."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from spec_harness.errors import UserError
-from spec_harness.report.comparable import flatten
-from spec_harness.report.jobs import Job, find_jobs, read_run
+from spec_harness.report.jobs import read_run
 from spec_harness.results.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA
-from spec_harness.results.schema import Estimate, RunResults, read_results
+from spec_harness.results.schema import RunResults, read_results
 
 _GENERATION = {"request_id", "turn", "sample", "prompt_token_ids", "token_ids"}  # keys that the readers need
 
@@ -59,20 +58,6 @@ class Run:
         return rows
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """The jobs of a sweep: those with results, and the others with the reason."""
-
-    directory: Path
-    all_jobs: list[Job]
-    runs: list[Run]  # of those with results
-    jobs: pd.DataFrame  # one row a job, see load_sweep
-
-    @property
-    def failures(self) -> list[Job]:
-        return [job for job in self.all_jobs if job.results is None]
-
-
 def load_run(directory: str | Path) -> Run:
     """Reads one run. Raises ``UserError`` if a file is missing, cut off or of another schema."""
     folder = Path(directory)
@@ -85,23 +70,6 @@ def load_run(directory: str | Path) -> Run:
     return Run(folder, results)
 
 
-def load_sweep(directory: str | Path) -> Sweep:
-    """Reads all jobs below ``directory``. Raises ``UserError`` if there is none.
-
-    The frame's columns: ``job``, ``state`` and ``error``; one for each key of the command lines (a value as configured,
-    or the name of an option); every single figure of the sections proposal and timing, an estimate as three columns
-    ``name``, ``name_low`` and ``name_high`` (its 95 % interval). What is not known is missing (NaN).
-    """
-    folder = Path(directory)
-    jobs = find_jobs(folder)
-    rows = [
-        {"job": job.name, "state": job.state, "error": job.error} | _settings(job) | _figures(job.results)
-        for job in jobs
-    ]
-    runs = [Run(job.directory, job.results) for job in jobs if job.results is not None]
-    return Sweep(folder, jobs, runs, pd.DataFrame(rows))
-
-
 def latest_run(outputs: str | Path = "outputs") -> Path:
     """The directory of the newest finished single run below ``outputs``. Raises ``UserError`` if there is none."""
     for path in sorted(Path(outputs).glob("*/results.json"), key=lambda path: path.stat().st_mtime, reverse=True):
@@ -111,47 +79,6 @@ def latest_run(outputs: str | Path = "outputs") -> Path:
         except UserError:  # of another version: an older one may still do
             continue
     raise UserError(f"{outputs}: no finished run; make one with spec-eval")
-
-
-def latest_sweep(outputs: str | Path, *, varied: str) -> Path | None:
-    """The directory of the newest sweep below ``outputs``/multirun whose jobs with results differ in ``varied``, a key
-    or a section of the configuration; ``None`` if there is none."""
-    for folder in sorted(Path(outputs, "multirun").glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            configs = [flatten(job.results.config) for job in find_jobs(folder) if job.results is not None]
-        except UserError:  # it holds no job
-            continue
-        own = [{key: x for key, x in one.items() if f"{key}.".startswith(f"{varied}.")} for one in configs]
-        if any(one != own[0] for one in own):
-            return folder
-    return None
-
-
-def _settings(job: Job) -> dict[str, Any]:
-    """The job's overrides; with the configured value, which has a type, where the key leads to one."""
-    config = {} if job.results is None else job.results.config
-    return {key: _configured(config, key, text) for key, text in job.overrides.items()}
-
-
-def _configured(config: Mapping[str, Any], key: str, text: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part, {}) if isinstance(value, Mapping) else {}
-    return text if isinstance(value, Mapping | list) else value
-
-
-def _figures(results: RunResults | None) -> dict[str, Any]:
-    if results is None:
-        return {}
-    row: dict[str, Any] = {}
-    for section in (results.proposal, results.timing):
-        for name, value in [] if section is None else section:
-            if isinstance(value, Estimate):
-                low, high = value.ci95 or (None, None)
-                row |= {name: value.value, f"{name}_low": low, f"{name}_high": high}
-            elif isinstance(value, int | float):
-                row[name] = value
-    return row
 
 
 def _frame(path: Path, columns: Sequence[str]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from typing import Any
 
 from spec_harness.metrics.bootstrap import MIN_REQUESTS
 from spec_harness.report.formats import percent
-from spec_harness.report.round_cost import FAR_OFF, SCORING, in_words, prediction_error, round_cost
+from spec_harness.report.round_cost import FAR_OFF, SCORING, in_words, prediction_error, round_cost, spoken
 from spec_harness.report.tables import SKIPPED
 from spec_harness.requests import RequestRecord
 from spec_harness.results.schema import RunResults
@@ -124,7 +124,8 @@ def _failed_speedup(results: RunResults) -> str | None:
     worst = max(extra, key=lambda term: extra[term])
     return (
         f"{answer}a round yields {gain:.2f} tokens and takes the time of {sum(cost.values()):.2f} plain steps "
-        f"({in_words(cost)}). Beyond the one pass of the target that plain decoding needs too, {worst} costs most."
+        f"({in_words(cost)}). Beyond the one pass of the target that plain decoding needs too, {spoken(worst)} costs "
+        "most."
     )
 
 

@@ -12,7 +12,7 @@ from spec_harness.results.schema import Estimate, RunResults
 
 # Speeds closer than this are never called different: two runs of the same work on a quiet machine are not, either.
 FLOOR = 1.05
-_ENOUGH, _DOUBTFUL = 4, 1.2  # runs; a prediction's error / the usual one of the sweep, or the inverse
+_ENOUGH, _LIMIT = 4, 1.2  # runs; a prediction's error / the usual one of the sweep, or the inverse
 # What plain decoding does not see of the configuration.
 _UNSEEN = (*SILENT, "draft", "proposal", "integrity", "seed", "sampling.seed", "baseline")
 
@@ -40,28 +40,27 @@ class PooledBaseline:
 
 def pooled_baseline(runs: Sequence[RunResults]) -> PooledBaseline | None:
     """``None`` unless two runs or more measured plain decoding, and all of those did the same work in it."""
-    measured = [(one, plain) for one in runs if (plain := _plain_speed(one))]
+    measured = [(one, speed) for one in runs if (speed := baseline_speed(None, one))]
     works = [_work(one) for one, _ in measured]
     if len(measured) < 2 or any(work != works[0] for work in works):
         return None
-    return PooledBaseline([plain for _, plain in measured], works[0])
+    return PooledBaseline([speed for _, speed in measured], works[0])
 
 
 def disagrees_with_prediction(runs: Sequence[RunResults], pooled: PooledBaseline | None) -> list[bool]:
-    """Which runs were measured far from what acceptance and step times predict. With ``_ENOUGH`` runs or more compared
-    with the others: what the prediction leaves out, as the ends of short runs, is left out of all of them; a busy
+    """Which runs were measured far from what acceptance and step times predict. ``_ENOUGH`` runs or more are compared
+    with each other: what the prediction leaves out, as the ends of short runs, is left out of all of them; a busy
     machine strikes some."""
     off = [prediction_error(one, speedup_over(pooled, one).value) for one in runs]
     known = [log(error) for error in off if error is not None]
-    usual, limit = (median(known), _DOUBTFUL) if len(known) >= _ENOUGH else (0.0, FAR_OFF)
+    usual, limit = (median(known), _LIMIT) if len(known) >= _ENOUGH else (0.0, FAR_OFF)
     return [error is not None and abs(log(error) - usual) > log(limit) for error in off]
 
 
 def speedup_over(pooled: PooledBaseline | None, results: RunResults) -> Estimate:
-    """The run's speed over the pooled baseline; its own speed-up without one."""
-    unknown = Estimate(value=None, n=0)
+    """The run's speed over the pooled baseline; its own speed-up where that is of other work, or there is none."""
     if results.timing is None:
-        return unknown
+        return Estimate(value=None, n=0)
     drafted = results.timing.speculative_tokens_per_second
     if pooled is None or drafted.value is None or _work(results) != pooled.work:
         return results.timing.speedup
@@ -69,12 +68,10 @@ def speedup_over(pooled: PooledBaseline | None, results: RunResults) -> Estimate
     return Estimate(value=drafted.value / pooled.speed, ci95=ci95, n=drafted.n)
 
 
-def plain_speed(pooled: PooledBaseline | None, results: RunResults) -> float | None:
+def baseline_speed(pooled: PooledBaseline | None, results: RunResults) -> float | None:
     """Plain decoding's tokens per second that the run's speed-up is over."""
-    return _plain_speed(results) if pooled is None or _work(results) != pooled.work else pooled.speed
-
-
-def _plain_speed(results: RunResults) -> float | None:
+    if pooled is not None and _work(results) == pooled.work:
+        return pooled.speed
     return None if results.timing is None else results.timing.baseline_tokens_per_second.value
 
 

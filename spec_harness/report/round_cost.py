@@ -1,8 +1,10 @@
 """What a round costs, in the unit that counts: plain decoding's time for one token."""
 
+from collections.abc import Mapping
+
 from spec_harness.results.schema import RunResults, TimingResults
 
-PROPOSING, SCORING, VERIFYING, HOST = "proposing", "scoring", "verifying", "the host"
+PROPOSING, SCORING, VERIFYING, HOST = "proposing", "scoring", "verifying", "host"
 FAR_OFF = 1.25  # predicted / measured, or the inverse
 
 
@@ -56,5 +58,9 @@ def whole_prediction(timing: TimingResults) -> float | None:
     return prefill + (1 - prefill) * timing.predicted_speedup
 
 
-def in_words(cost: dict[str, float]) -> str:
-    return ", ".join(f"{name} {steps:.2f}" for name, steps in cost.items())
+def in_words(cost: Mapping[str, float]) -> str:
+    return ", ".join(f"{spoken(stage)} {steps:.2f}" for stage, steps in cost.items())
+
+
+def spoken(stage: str) -> str:
+    return "the host" if stage == HOST else stage

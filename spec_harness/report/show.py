@@ -16,14 +16,13 @@ def show(directory: Path) -> None:
 
 def show_sweep(directory: Path) -> None:
     """pandas is imported here: the table of a run does without."""
-    from spec_harness.report.load import load_sweep
-    from spec_harness.report.points import points
+    from spec_harness.report.sweep import load_sweep
     from spec_harness.report.sweep_tables import sweep_headline, sweep_tables
     from spec_harness.report.verdict import verdict
 
     sweep, console = load_sweep(directory), plain_console()
-    print_headline(console, sweep_headline(sweep.all_jobs, name=str(directory)))
-    print_tables(console, sweep_tables(sweep.all_jobs))
-    answer = verdict(points(sweep.runs))
+    print_headline(console, sweep_headline(sweep, name=str(directory)))
+    print_tables(console, sweep_tables(sweep))
+    answer = verdict(sweep)
     if answer is not None:
         print_notes(console, answer.reasons, title=answer.headline)

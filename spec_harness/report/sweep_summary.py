@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from spec_harness.report.load import load_sweep
-from spec_harness.report.markdown import escaped, table_text
-from spec_harness.report.points import points
+from spec_harness.report.markdown import bullets, headline_text, table_text
+from spec_harness.report.sweep import load_sweep
 from spec_harness.report.sweep_tables import sweep_headline, sweep_tables
 from spec_harness.report.verdict import verdict
 from spec_harness.results.schema import replace_text
@@ -23,14 +22,11 @@ def write_sweep_summary(directory: Path) -> None:
     temporary = directory / f"{PARQUET}.tmp"
     storable(sweep.jobs).to_parquet(temporary, index=False)
     temporary.replace(directory / PARQUET)
-    jobs = sweep.all_jobs
-    title, *answers = sweep_headline(jobs, name=directory.absolute().name)
-    parts = [f"# Sweep {escaped(title.text)}", *(f"**{escaped(line.text)}**" for line in answers)]
-    for block in sweep_tables(jobs):
-        parts += [table_text(block), block.hint] if block.hint else [table_text(block)]
-    answer = verdict(points(sweep.runs))
+    lines = sweep_headline(sweep, name=directory.absolute().name)
+    parts = [headline_text("Sweep", lines), *map(table_text, sweep_tables(sweep))]
+    answer = verdict(sweep)
     if answer is not None:
-        parts += [f"## {escaped(answer.headline)}", "\n".join(f"- {escaped(reason)}" for reason in answer.reasons)]
+        parts.append(bullets(answer.headline, answer.reasons))
     parts.append("Figures and tables to mail: `spec-report html` with this directory.")
     replace_text(directory / MARKDOWN, "\n\n".join(parts) + "\n")
 

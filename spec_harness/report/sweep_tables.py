@@ -1,123 +1,107 @@
-"""The jobs of a sweep side by side, best first, and those that have no results with the reason.
+"""What a sweep's table says to a reader: its jobs best first, what their rounds cost, and those without results.
 
 Runs that answer different questions stand in the order of their names: no table can rank them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from spec_harness.report.comparable import incomparable_keys, speed
-from spec_harness.report.formats import number, percent, rate, together
-from spec_harness.report.jobs import Job, varying
-from spec_harness.report.pooled_baseline import PooledBaseline, disagrees_with_prediction, pooled_baseline, speedup_over
-from spec_harness.report.round_cost import decoding_speedup, round_cost
+from spec_harness.report.formats import number, percent, rate, times, together
+from spec_harness.report.headline import conditions
+from spec_harness.report.sweep import LENGTH, Row, Sweep, cost, estimate
 from spec_harness.report.table import MEANING, Line, Table
-from spec_harness.report.tables import conditions
-from spec_harness.results.schema import RunResults
 
-_LENGTH = "proposal.max_proposal_len"
 _SHOWN = 4  # keys that tell runs apart
-_DOUBTFUL = "?"
+_DOUBT = "?"
 
 
-def sweep_headline(jobs: Sequence[Job], *, name: str) -> list[Line]:
+def sweep_headline(sweep: Sweep, *, name: str) -> list[Line]:
     """How many jobs, on what, and whether they can be ranked at all."""
-    done, total = _done(jobs), len(jobs)
-    lines = [Line(f"{name}: {total} job{'' if total == 1 else 's'}, {len(done)} with results")]
-    obstacles = incomparable_keys([results for _, results in done])
+    done, total, obstacles = len(sweep.runs), len(sweep.all_jobs), sweep.incomparable_keys
+    lines = [Line(f"{name}: {total} job{'' if total == 1 else 's'}, {done} with results")]
     if obstacles:
         shown = ", ".join(obstacles[:_SHOWN]) + ", ..." * (len(obstacles) > _SHOWN)
         lines.append(Line(f"Not ranked: these runs answer different questions, they differ in {shown}.", "caution"))
     elif done:
-        swept = {key.split(".")[0] for key in varying([job.overrides for job in jobs])}
-        lines.append(Line(conditions(done[0][1], leave_out=swept)))
-    if len(done) < total:
-        lines.append(Line(f"{total - len(done)} without results, see below.", "alarm"))
+        swept = {key.split(".")[0] for key in sweep.varied}
+        lines.append(Line(conditions(sweep.runs[0].results, leave_out=swept)))
+    if sweep.interrupted:
+        lines.append(Line(f"{len(sweep.interrupted)} interrupted: figures of their finished requests only.", "alarm"))
+    if sweep.failures:
+        lines.append(Line(f"{len(sweep.failures)} without results, see below.", "alarm"))
     return lines
 
 
-def sweep_tables(jobs: Sequence[Job]) -> list[Table]:
-    """One row per job; what the rounds cost; and the jobs without results."""
-    keys = varying([job.overrides for job in jobs])
-    done = _done(jobs)
-    pooled = pooled_baseline([results for _, results in done])
-    blocks = [_figures(_ranked(done), keys, pooled)] if done else []
-    blocks += [_costs(done, keys, pooled)] if any(round_cost(results) for _, results in done) else []
-    failed = [(job.name, _settings(job, keys), job.state, job.error or "") for job in jobs if job.results is None]
-    return blocks + ([Table(title="No results", columns=("settings", "", "why"), rows=failed)] if failed else [])
+def sweep_tables(sweep: Sweep) -> list[Table]:
+    rows = sweep.ranked
+    if not sweep.incomparable_keys:  # fastest first
+        rows = sorted(rows, key=lambda row: -(row["tokens_per_second"] or 0.0))
+    rows += sweep.interrupted
+    tables = [_figures(rows, sweep)] if rows else []
+    costly = [row for row in sweep.ranked if cost(row)]
+    tables += [_costs(costly)] if costly else []
+    failed = [
+        (row["job"], row["settings"], row["state"], row["error"] or "")
+        for job, row in zip(sweep.all_jobs, sweep.rows, strict=True)
+        if job.results is None
+    ]
+    return tables + ([Table(title="No results", columns=("settings", "", "why"), rows=failed)] if failed else [])
 
 
-def _done(jobs: Sequence[Job]) -> list[tuple[Job, RunResults]]:
-    return [(job, job.results) for job in jobs if job.results is not None]
-
-
-def _ranked(done: Sequence[tuple[Job, RunResults]]) -> list[tuple[Job, RunResults]]:
-    """Fastest first. Unlike ones stay as they are."""
-    if incomparable_keys([results for _, results in done]):
-        return list(done)
-    return sorted(done, key=lambda item: -(speed(item[1]).value or 0.0))
-
-
-def _figures(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], pooled: PooledBaseline | None) -> Table:
+def _figures(rows: Sequence[Row], sweep: Sweep) -> Table:
     """Columns that say the same of all jobs go below the table."""
-    columns: dict[str, list[str]] = {"settings": [_settings(job, keys) for job, _ in done]}
-    speedups = [speedup_over(pooled, results) for _, results in done]
-    if any(speedup.value is not None for speedup in speedups):
-        cells = [together(*number(speedup, unit="x")) for speedup in speedups]
-        marks = [_DOUBTFUL * doubt for doubt in disagrees_with_prediction([results for _, results in done], pooled)]
-        columns["speed-up"] = [cell + mark for cell, mark in zip(cells, marks, strict=True)]
-    columns["tokens/s"] = [number(speed(results), digits=0)[0] for _, results in done]
-    columns["acceptance rate"] = [together(*rate(results.proposal.acceptance_rate)) for _, results in done]
-    columns["coverage"] = [percent(results.proposal.coverage.value) for _, results in done]
-    columns["per pass"] = [number(results.proposal.tokens_per_target_pass)[0] for _, results in done]
-    rooms = [results.kv.num_blocks * results.kv.block_size if results.kv else 0 for _, results in done]
-    if any(key.startswith("kv_cache.") for key in keys):
-        columns["room"] = [f"{room:,} tokens" for room in rooms]
-    if any(results.kv is not None and results.kv.preemptions for _, results in done):
-        columns["preempted"] = [f"{results.kv.preemptions or 0:,}" if results.kv else "n/a" for _, results in done]
-    same = [name for name, cells in columns.items() if name != "settings" and len(done) > 1 and len(set(cells)) == 1]
+    columns: dict[str, list[str]] = {"settings": [row["settings"] for row in rows]}
+    if any(row["pooled_speedup"] is not None for row in rows):
+        columns["speed-up"] = [
+            together(*number(estimate(row, "pooled_speedup"), unit="x")) + _DOUBT * row["disagrees_with_prediction"]
+            for row in rows
+        ]
+    columns["tokens/s"] = [number(estimate(row, "tokens_per_second"), digits=0)[0] for row in rows]
+    columns["acceptance rate"] = [together(*rate(estimate(row, "acceptance_rate"))) for row in rows]
+    columns["coverage"] = [percent(row["coverage"]) for row in rows]
+    columns["per pass"] = [number(estimate(row, "tokens_per_target_pass"))[0] for row in rows]
+    if any(key.startswith("kv_cache.") for key in sweep.varied):
+        columns["room"] = [f"{row.get('num_blocks', 0) * row.get('block_size', 0):,} tokens" for row in rows]
+    if any(row.get("preemptions") for row in rows):
+        columns["preempted"] = [f"{row['preemptions']:,}" if "preemptions" in row else "n/a" for row in rows]
+    same = [name for name, cells in columns.items() if name != "settings" and len(rows) > 1 and len(set(cells)) == 1]
     shared = [f"{name} {columns.pop(name)[0]}" for name in same]
-    hint = _hint(columns, shared, lengths=_LENGTH in keys, pooled=pooled)
-    rows = list(zip([job.name for job, _ in done], *columns.values(), strict=True))
+    marks = ["" if row["state"] in ("done", "unknown") else f" ({row['state']})" for row in rows]
+    names = [row["job"] + mark for row, mark in zip(rows, marks, strict=True)]
     spare = (MEANING, "per pass", "tokens/s")  # also in the table below, and in speed-ups
-    return Table(title="Job", columns=tuple(columns), rows=rows, hint=hint, dispensable=spare)
+    cells = list(zip(names, *columns.values(), strict=True))
+    return Table(title="Job", columns=tuple(columns), rows=cells, hint=_hint(columns, shared, sweep), dispensable=spare)
 
 
-def _hint(columns: dict[str, list[str]], shared: Sequence[str], *, lengths: bool, pooled: PooledBaseline | None) -> str:
+def _hint(columns: Mapping[str, list[str]], shared: Sequence[str], sweep: Sweep) -> str:
     """What the columns mean that are there."""
-    over = "plain decoding in the same run" if pooled is None else "plain decoding's median over the jobs"
+    over = "plain decoding in the same run" if sweep.pooled is None else "plain decoding's median over the jobs"
+    meanings = {
+        "speed-up": f"speed-up: over {over}",
+        "per pass": "per pass: tokens a pass of the target",
+        "room": "room: tokens that the pool holds",
+        "preempted": "preempted: times a sequence gave its blocks back",
+    }
     parts = [f"the same in all: {', '.join(shared)}"] if shared else []
-    parts += ["k: max_proposal_len"] if lengths else []
-    if "speed-up" in columns:
-        parts.append(f"speed-up: over {over}")
-        if any(cell.endswith(_DOUBTFUL) for cell in columns["speed-up"]):
-            parts.append("?: other than its acceptance and step times predict, so repeat it")
-    parts += ["in brackets: 95 % intervals"]
-    parts += ["per pass: tokens a pass of the target"] if "per pass" in columns else []
-    parts += ["room: tokens that the pool holds"] if "room" in columns else []
-    parts += ["preempted: times a sequence gave its blocks back"] if "preempted" in columns else []
-    return "; ".join(parts)
+    parts += ["k: max_proposal_len"] if LENGTH in sweep.varied else []
+    parts += [meaning for name, meaning in meanings.items() if name in columns]
+    if any(cell.endswith(_DOUBT) for cell in columns.get("speed-up", [])):
+        parts.append("?: other than its acceptance and step times predict, so repeat it")
+    return "; ".join([*parts, "in brackets: 95 % intervals"])
 
 
-def _costs(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], pooled: PooledBaseline | None) -> Table:
+def _costs(rows: Sequence[Row]) -> Table:
     """What a round yields and costs, and what that makes of decoding alone; in the order of the jobs."""
-    rows = []
-    for job, results in done:
-        speedup = speedup_over(pooled, results).value
-        cost, decoding = round_cost(results, speedup), decoding_speedup(results, speedup)
-        if cost is None or decoding is None or results.timing is None:
-            continue
-        proposing, scoring, *rest = cost.values()
-        predicted = results.timing.predicted_speedup
-        rows.append(
+    cells = []
+    for row in rows:
+        proposing, scoring, *rest = cost(row).values()
+        steps = (proposing, scoring, sum(rest), proposing + scoring + sum(rest))
+        cells.append(
             (
-                _settings(job, keys) or job.name,
-                number(results.proposal.tokens_per_target_pass)[0],
-                f"{proposing:.2f}",
-                f"{scoring:.2f}",
-                f"{sum(rest):.2f}",
-                f"{sum(cost.values()):.2f}",
-                f"{decoding:.2f}x",
-                "n/a" if predicted is None else f"{predicted:.2f}x",
+                row["settings"] or row["job"],
+                number(estimate(row, "tokens_per_target_pass"))[0],
+                *(f"{own:.2f}" for own in steps),
+                times(row["decoding_speedup"]),
+                times(row.get("predicted_speedup")),
             )
         )
     hint = (
@@ -125,13 +109,4 @@ def _costs(done: Sequence[tuple[Job, RunResults]], keys: Sequence[str], pooled: 
         "prefill that both pay; predicted: the same from acceptance and single step times"
     )
     columns = ("tokens", "proposing", "scoring", "rest", "all", "decoding", "predicted")
-    return Table(title="A round", columns=columns, rows=rows, hint=hint)
-
-
-def _settings(job: Job, keys: Sequence[str]) -> str:
-    """What the sweep varied, in this job; the last part of a key says enough in a table."""
-    return ", ".join(f"{_short(key)}={job.overrides[key]}" for key in keys if key in job.overrides)
-
-
-def _short(key: str) -> str:
-    return "k" if key == _LENGTH else key.rpartition(".")[2]
+    return Table(title="A round", columns=columns, rows=cells, hint=hint)

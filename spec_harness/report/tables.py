@@ -4,14 +4,10 @@ Reads a checked ``RunResults`` only, so that it says nothing that results.json d
 tables in the terminal, ``markdown.py`` writes them to report.md.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
-
 from spec_harness.metrics.bootstrap import MIN_REQUESTS
 from spec_harness.report.formats import latency, number, percent, rate, short, together, tokens
 from spec_harness.report.table import MEANING, Bar, Line, Table
 from spec_harness.results.schema import (
-    Estimate,
     IntegrityResults,
     ProposalResults,
     RunResults,
@@ -20,64 +16,6 @@ from spec_harness.results.schema import (
 )
 
 _POSITIONS = 16  # of a proposal, that are shown
-
-
-def headline(results: RunResults) -> list[Line]:
-    """Who ran, and the one answer; what forbids believing the figures comes before it."""
-    draft, target, proposal = results.provenance.draft, results.provenance.target.name, results.proposal
-    longest = tokens(len(proposal.accepted_length_histogram) - 1)
-    proposer = f"draft {draft.name}" if draft else "no draft model"
-    who = f"{proposer}, target {target}, up to {longest} proposed a round"
-    lines = [Line(who if proposal.num_drafts else f"target {target}")]
-    equality = results.integrity.baseline_equality
-    speedup = results.timing.speedup if results.timing else None
-    if results.status == "failed":
-        lines.append(Line("The run FAILED: do not use its figures.", "alarm"))
-    if any(check.verdict == "fail" for check in results.integrity.checks):
-        lines.append(Line("Do not use these figures: an integrity check failed, see below.", "alarm"))
-    if equality is not None and equality.fault:
-        text = f"Do not use these figures: {equality.fault:,} outputs differ from plain decoding by more than rounding."
-        lines.append(Line(text, "alarm"))
-    elif proposal.num_drafts == 0:
-        lines.append(Line("Nothing was proposed: plain decoding by the target alone, no rates.", "caution"))
-        if speedup is not None and speedup.value is not None:
-            lines.append(_speed_verdict(speedup))
-    elif speedup is not None and speedup.value is not None:
-        lines.append(_speed_verdict(speedup))
-    return [*lines, Line(conditions(results))]
-
-
-def conditions(results: RunResults, *, leave_out: Collection[str] = ()) -> str:
-    """What the figures were measured on and with. ``leave_out``: sections of the configuration to say nothing of."""
-    source, config = results.provenance, results.config
-    sampling: Any = config.get("sampling") or {}
-    asked = results.proposal.num_requests
-    parts = [f"{asked:,} prompt{'' if asked == 1 else 's'}"] * ("data" not in leave_out)
-    if "sampling" not in leave_out and sampling:
-        parts.append(f"at most {sampling.get('max_new_tokens')} new tokens each, {_drawn(sampling)}")
-    if "max_num_seqs" not in leave_out and "max_num_seqs" in config:
-        parts.append(f"up to {config['max_num_seqs']} at a time")
-    threads = f" ({source.threads} thread{'' if source.threads == 1 else 's'})" if source.threads else ""
-    return ", ".join([*parts, f"{source.target.dtype} on {source.device}{threads}"])
-
-
-def _drawn(sampling: Mapping[str, Any]) -> str:
-    if not sampling.get("temperature"):
-        return "greedy"
-    samples = f", {sampling['n']} samples" if (sampling.get("n") or 1) > 1 else ""
-    return f"temperature {sampling['temperature']:g}{samples}"
-
-
-def _speed_verdict(speedup: Estimate) -> Line:
-    """Faster or slower only where the interval says so."""
-    value, interval = speedup.value or 0.0, ""
-    if speedup.ci95 is not None:
-        interval = " ({:.2f} to {:.2f})".format(*speedup.ci95)
-        if speedup.ci95[0] <= 1 <= speedup.ci95[1]:
-            return Line(f"No clear difference from plain decoding here: {value:.2f}x its speed{interval}.", "caution")
-    verdict = "faster than" if value > 1 else "slower than" if value < 1 else "as fast as"
-    text = f"Speculative decoding is {verdict} plain decoding here: {value:.2f}x its tokens per second{interval}."
-    return Line(text, "good" if value > 1 else "caution")
 
 
 def run_tables(results: RunResults) -> list[Table]:

@@ -13,8 +13,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from spec_harness.report.formats import bar_text, printable
+from spec_harness.report.headline import headline
 from spec_harness.report.table import MEANING, Bar, Line, Table, holds_figures
-from spec_harness.report.tables import headline, run_tables
+from spec_harness.report.tables import run_tables
 from spec_harness.results.schema import RunResults
 
 WIDTH = 100  # columns

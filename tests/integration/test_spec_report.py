@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from spec_harness.cli.report import main as spec_report
 from spec_harness.report.compare import Difference, compare
-from spec_harness.report.load import Run, load_run, load_sweep
+from spec_harness.report.load import Run, load_run
+from spec_harness.report.sweep import load_sweep
 from tests.run_helpers import SAMPLED, copy_packaged, spec_eval
 
 pytestmark = pytest.mark.usefixtures("clean_process")

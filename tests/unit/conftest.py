@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from spec_harness.cli.evaluate import main
-from spec_harness.report.load import Run, Sweep, load_sweep
+from spec_harness.report.load import Run
+from spec_harness.report.sweep import Sweep, load_sweep
 from spec_harness.requests import RequestRecord, RoundRecord
 from spec_harness.results.schema import RunResults
 from tests import factories

@@ -6,12 +6,12 @@ from matplotlib.figure import Figure
 
 from spec_harness.errors import UserError
 from spec_harness.report.jobs import is_run
-from spec_harness.report.load import Run, Sweep, load_run, load_sweep
+from spec_harness.report.load import Run, load_run
 from spec_harness.report.plots import run_plots, sweep_plots
+from spec_harness.report.plots.style import save, styled
 from spec_harness.report.plots.time_plot import time_per_token
 from spec_harness.report.plots.token_plot import token_view
-from spec_harness.report.points import points
-from spec_harness.report.style import save, styled
+from spec_harness.report.sweep import Sweep, load_sweep, table_rows
 
 FOLDER = "figures"
 
@@ -33,7 +33,7 @@ def run_figures(run: Run) -> dict[str, Figure]:
         figures = {
             "acceptance_by_position": run_plots.acceptance_by_position(run),
             "accepted_lengths": run_plots.accepted_lengths(run),
-            "time_per_token": time_per_token(points([run])),
+            "time_per_token": time_per_token(table_rows([run.results]), pooled=False),
             "categories": run_plots.categories(run),
             "confidence": run_plots.confidence(run),
             "tokens": token_view(run),
@@ -43,13 +43,12 @@ def run_figures(run: Run) -> dict[str, Figure]:
 
 def sweep_figures(sweep: Sweep) -> dict[str, Figure]:
     """The same for a sweep."""
-    found = points(sweep.runs)
     with styled():
         figures = {
-            "speedup_over_length": sweep_plots.speedup_curve(found),
-            "acceptance_length_over_length": sweep_plots.acceptance_length_curve(found),
-            "speed_by_run": sweep_plots.speed_forest(found),
-            "kv_cache": sweep_plots.kv_heat_map(found),
-            "time_per_token": time_per_token(found),
+            "speedup_over_length": sweep_plots.speedup_curve(sweep),
+            "acceptance_length_over_length": sweep_plots.acceptance_length_curve(sweep),
+            "speed_by_run": sweep_plots.speed_forest(sweep),
+            "kv_cache": sweep_plots.kv_heat_map(sweep),
+            "time_per_token": time_per_token(sweep.ranked, pooled=sweep.pooled is not None),
         }
     return {name: figure for name, figure in figures.items() if figure is not None}

@@ -1,13 +1,15 @@
 """Figures of one run. Each returns ``None`` where the run has nothing to show."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from spec_harness.metrics.bootstrap import MIN_REQUESTS, Bootstrap, Interval
+from spec_harness.metrics.bootstrap import MIN_REQUESTS, Bootstrap
 from spec_harness.report.load import Run
-from spec_harness.report.style import GRAY, MARKERS, PALETTE, errors, new_figure
+from spec_harness.report.plots.style import GRAY, MARKERS, PALETTE, error_bars, new_figure
 from spec_harness.results.schema import Estimate
 
 INTERVALS = "Bars: 95 % intervals, bootstrap over requests"
@@ -29,12 +31,10 @@ def acceptance_by_position(run: Run) -> Figure | None:
     }
     for i, (name, estimates) in enumerate(series.items()):
         known = [(position, e) for position, e in enumerate(estimates, start=1) if e.value is not None]
-        shift = 0.12 * i - 0.06
-        values = [_value(e) for _, e in known]
         axes.errorbar(
-            [position + shift for position, _ in known],
-            values,
-            yerr=errors(values, [e.ci95 for _, e in known]),
+            [position + 0.12 * i - 0.06 for position, _ in known],
+            [_value(e) for _, e in known],
+            yerr=error_bars([e for _, e in known]),
             color=PALETTE[i],
             marker=MARKERS[i],
             linestyle=("-", "--")[i],
@@ -90,7 +90,7 @@ def categories(run: Run) -> Figure | None:
         axes.errorbar(
             [_value(estimate)],
             [row],
-            xerr=errors([_value(estimate)], [estimate.ci95]),
+            xerr=error_bars([estimate]),
             color="black",
             marker="s",
             markerfacecolor="white" if estimate.ci95 is None else "black",
@@ -119,14 +119,14 @@ def confidence(run: Run) -> Figure | None:
     place = np.clip(np.searchsorted(edges, judged[column], side="right") - 1, 0, len(edges) - 2)
     bins = [part for _, part in judged.groupby(place)]
     centers = [float(part[column].mean()) for part in bins]
-    rates = [float(part.accepted.mean()) for part in bins]
+    rates = [_rate(part, judged) for part in bins]
     note = (
         f"{INTERVALS}. {len(judged):,} draft tokens that the target judged: the accepted ones and the first rejected "
     )
     note += "one of each round" + (f", in {len(bins)} groups of equal size." if greedy else ".")
     figure, axes = new_figure(height=3.5, note=note)
-    intervals = [_rate_interval(part, judged) for part in bins]
-    axes.errorbar(centers, rates, yerr=errors(rates, intervals), color=PALETTE[0], marker="o", label="measured")
+    look: dict[str, Any] = {"color": PALETTE[0], "marker": "o", "label": "measured"}
+    axes.errorbar(centers, [_value(rate) for rate in rates], yerr=error_bars(rates), **look)
     if greedy:
         axes.set(xlabel="entropy of the draft's distribution (nats; 0: certain)", xlim=(0, None))
     else:
@@ -150,10 +150,12 @@ def judged_tokens(rounds: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["request_id", "accepted", "draft_prob", "draft_entropy"])
 
 
-def _rate_interval(part: pd.DataFrame, judged: pd.DataFrame) -> Interval | None:
+def _rate(part: pd.DataFrame, judged: pd.DataFrame) -> Estimate:
+    """Accepted / judged tokens of one group."""
     ids = judged.request_id.unique()
     by_request = part.groupby("request_id").accepted.agg(["sum", "count"]).reindex(ids, fill_value=0)
-    return Bootstrap(len(ids)).ratio(by_request["sum"].tolist(), by_request["count"].tolist())
+    interval = Bootstrap(len(ids)).ratio(by_request["sum"].tolist(), by_request["count"].tolist())
+    return Estimate(value=float(part.accepted.mean()), ci95=interval, n=part.request_id.nunique())
 
 
 def _value(estimate: Estimate) -> float:

@@ -8,7 +8,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from spec_harness.errors import UserError
 from spec_harness.report.load import Run
-from spec_harness.report.style import WIDTH, new_figure
+from spec_harness.report.plots.style import WIDTH, new_figure
 from spec_harness.report.token_view import BACKGROUND, Kind, token_kinds
 
 COLUMNS = 76  # characters of a line

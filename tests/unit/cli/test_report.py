@@ -130,7 +130,7 @@ def test_compare_warns_of_figures_that_must_not_be_used(
 ) -> None:
     broken = IntegrityResults(level="off", baseline_equality=BaselineEquality(equal=1, tie=0, fault=2))
     a, b = save_run(tmp_path / "a"), save_run(tmp_path / "b", integrity=broken)
-    assert "Do not use the figures of B: 2 outputs differ from plain decoding." in printed(capsys, "compare", a, b)
+    assert "Do not use the figures of B: 2 outputs differ from plain decoding by" in printed(capsys, "compare", a, b)
 
 
 def test_longer_proposals_are_no_fair_comparison_of_acceptance(

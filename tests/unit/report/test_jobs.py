@@ -7,7 +7,7 @@ import pytest
 
 from spec_harness.errors import UserError
 from spec_harness.report.jobs import find_jobs, read_run, varying
-from spec_harness.report.load import load_sweep
+from spec_harness.report.sweep import load_sweep
 from spec_harness.results.schema import Estimate, TimingResults
 from spec_harness.results.status import StatusFile
 

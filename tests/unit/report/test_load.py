@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from spec_harness.errors import UserError
-from spec_harness.report.load import latest_run, latest_sweep, load_run
+from spec_harness.report.load import latest_run, load_run
+from spec_harness.report.sweep import latest_sweep
 from spec_harness.results.run_files import RunFiles
 from spec_harness.results.schema import write_results
 from tests.factories import config, header_of, random_requests, results_of

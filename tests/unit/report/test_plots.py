@@ -14,14 +14,14 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
 from spec_harness.errors import UserError
-from spec_harness.report.load import Run, Sweep, load_run
+from spec_harness.report.load import Run, load_run
 from spec_harness.report.plots import plot, run_figures, sweep_figures
 from spec_harness.report.plots.run_plots import judged_tokens
+from spec_harness.report.plots.style import PALETTE, STAGES, readable_on
 from spec_harness.report.plots.token_plot import by_acceptance, generation_tokens, token_view
-from spec_harness.report.points import points
-from spec_harness.report.pooled_baseline import pooled_baseline, speedup_over
+from spec_harness.report.pooled_baseline import speedup_over
 from spec_harness.report.round_cost import whole_prediction
-from spec_harness.report.style import PALETTE, STAGES, readable_on
+from spec_harness.report.sweep import Sweep
 from spec_harness.results.schema import Estimate
 from tests.factories import random_requests
 
@@ -117,7 +117,7 @@ def test_time_shares_add_up_to_the_time_of_a_token(of_sweep: dict[str, Figure], 
         total = 1000 / float(timing.speculative_tokens_per_second.value or 0)
         assert sum(stage[row] for stage in widths.values()) == pytest.approx(total)
         assert widths["score"][row] == pytest.approx(total * timing.time_share.score)
-    pooled = pooled_baseline([run.results for run in real_sweep.runs])  # none: plain decoding depends on the block size
+    pooled = real_sweep.pooled  # none: plain decoding depends on the block size
     plain = [line.get_xdata()[0] for line in axes.lines]
     assert pooled is None
     assert plain == [1000 / float(t.baseline_tokens_per_second.value or 0) for t in timings if t]
@@ -153,13 +153,13 @@ def test_confidence_is_the_draft_s_probability_where_it_draws(save_run: Callable
 
 
 def test_curves_over_length(of_sweep: dict[str, Figure], real_sweep: Sweep) -> None:
-    found = points(real_sweep.runs)
-    series = list(dict.fromkeys(point.series for point in found))
+    found = list(zip(real_sweep.ranked, [run.results for run in real_sweep.runs], strict=True))
+    series = list(dict.fromkeys(row["series"] for row, _ in found))
     assert len(series) == 2
-    pooled = pooled_baseline([run.results for run in real_sweep.runs])
+    pooled = real_sweep.pooled
     lengths, speedups = (of_sweep[f"{name}_over_length"].axes[0] for name in ("acceptance_length", "speedup"))
     for i, name in enumerate(series):
-        own = [point.run.results for point in found if point.series == name]
+        own = [results for row, results in found if row["series"] == name]
         assert drawn(lengths.containers[i])[0] == [1, 3]
         assert_shows(lengths.containers[i], [results.proposal.mean_acceptance_length for results in own])
         assert_shows(speedups.containers[i], [speedup_over(pooled, results) for results in own])
@@ -167,15 +167,14 @@ def test_curves_over_length(of_sweep: dict[str, Figure], real_sweep: Sweep) -> N
         list(line.get_ydata()) for line in speedups.lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 2
     ]
     expected = [
-        [whole_prediction(p.run.results.timing) for p in found if p.series == name and p.run.results.timing]
-        for name in series
+        [whole_prediction(one.timing) for row, one in found if row["series"] == name and one.timing] for name in series
     ]
     assert predicted == expected
 
 
 def test_the_forest_has_the_best_run_on_top(of_sweep: dict[str, Figure], real_sweep: Sweep) -> None:
     axes = of_sweep["speed_by_run"].axes[0]
-    pooled = pooled_baseline([run.results for run in real_sweep.runs])
+    pooled = real_sweep.pooled
     speedups = [speedup_over(pooled, run.results) for run in real_sweep.runs]
     ordered = sorted(speedups, key=lambda estimate: -(estimate.value or 0))
     assert_shows(axes.containers[0], ordered, horizontal=True)
@@ -243,6 +242,6 @@ def test_text_on_a_color_can_be_read() -> None:
 
 def test_drawing_needs_neither_torch_nor_lightning() -> None:
     heavy = ("torch", "lightning", "transformers", "wandb", "matplotlib.pyplot")
-    script = f"import spec_harness.report.html_report, sys; print([name for name in {heavy} if name in sys.modules])"
+    script = f"import spec_harness.report.html, sys; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"

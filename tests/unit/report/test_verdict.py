@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from spec_harness.report.load import Run, load_run, load_sweep
-from spec_harness.report.points import NGRAM, Point, points
+from spec_harness.report.load import load_run
 from spec_harness.report.pooled_baseline import FLOOR, PooledBaseline, pooled_baseline
 from spec_harness.report.round_cost import round_cost
+from spec_harness.report.sweep import Sweep, load_sweep, table_rows
 from spec_harness.report.verdict import verdict
 from spec_harness.results.schema import Estimate, TimeShare, TimingResults
 from tests.factories import config
@@ -29,26 +29,26 @@ def timing(speedup: float | None, spread: float = 0.05, tokens_per_second: float
 
 
 @pytest.fixture
-def sweep(save_run: Save, tmp_path: Path) -> Callable[..., list[Point]]:
-    """The points of runs with these timings; ``kinds`` are their drafts'."""
+def sweep(save_run: Save, tmp_path: Path) -> Callable[..., Sweep]:
+    """A sweep of runs with these timings; ``kinds`` are their drafts'."""
 
     def make(
         *timings: TimingResults, kinds: tuple[str, ...] = (), folder: str = "sweep", **changes: list[Any]
-    ) -> list[Point]:
+    ) -> Sweep:
         for number, one in enumerate(timings):
             own = {key: values[number] for key, values in changes.items()}
             settings = config(draft__kind=kinds[number] if kinds else "hf", **own)
             save_run(tmp_path / folder / str(number), timing=one, config=settings)
-        return points(load_sweep(tmp_path / folder).runs)
+        return load_sweep(tmp_path / folder)
 
     return make
 
 
-def test_the_fastest_is_recommended_with_its_interval(sweep: Callable[..., list[Point]]) -> None:
+def test_the_fastest_is_recommended_with_its_interval(sweep: Callable[..., Sweep]) -> None:
     found = sweep(timing(1.2), timing(1.5), timing(1.46), sampling__seed=[1, 2, 3])
     answer = verdict(found)
     assert answer is not None
-    assert answer.best is found[1]
+    assert answer.run is found.runs[1]
     assert answer.headline == (
         "Use draft tiny-draft, proposal length 4, sampling.seed=2. Expect 1.50x (95 % interval 1.45 to 1.55) the speed "
         "of plain decoding. Not clearly slower here: seed=3."
@@ -56,53 +56,52 @@ def test_the_fastest_is_recommended_with_its_interval(sweep: Callable[..., list[
     assert "Slower than the choice of prompts explains: 1 of the 2 other candidates." in answer.reasons
 
 
-def test_an_interval_around_1_is_no_promise(sweep: Callable[..., list[Point]]) -> None:
+def test_an_interval_around_1_is_no_promise(sweep: Callable[..., Sweep]) -> None:
     answer = verdict(sweep(timing(1.02)))
     assert answer is not None
     assert answer.headline.startswith("If at all, use ")
     assert "The interval contains 1" in answer.reasons[0]
 
 
-def test_nothing_is_recommended_where_nothing_pays(sweep: Callable[..., list[Point]]) -> None:
+def test_nothing_is_recommended_where_nothing_pays(sweep: Callable[..., Sweep]) -> None:
     answer = verdict(sweep(timing(0.7), timing(0.8)))
     assert answer is not None
     assert answer.headline.startswith("Do not use any of these drafts here. The best, ")
     assert "runs at 0.80x" in answer.headline
 
 
-def test_the_target_itself_is_no_candidate(sweep: Callable[..., list[Point]]) -> None:
+def test_the_target_itself_is_no_candidate(sweep: Callable[..., Sweep]) -> None:
     """It accepts everything, and costs what the target costs; it would win only by an accident of the machine."""
     found = sweep(timing(1.1), timing(1.9), kinds=("hf", "self"))
     answer = verdict(found)
     assert answer is not None
-    assert answer.best is found[0]
+    assert answer.run is found.runs[0]
     assert answer.reasons[-1].startswith("No candidate")
 
 
-def test_without_plain_decoding_speed_decides_and_says_so(sweep: Callable[..., list[Point]]) -> None:
+def test_without_plain_decoding_speed_decides_and_says_so(sweep: Callable[..., Sweep]) -> None:
     found = sweep(timing(None, tokens_per_second=80.0), timing(None, tokens_per_second=90.0))
     answer = verdict(found)
     assert answer is not None
-    assert answer.best is found[1]
+    assert answer.run is found.runs[1]
     assert answer.headline.startswith("The fastest is ")
     assert "baseline=off" in answer.reasons[0]
 
 
-def test_runs_that_answer_different_questions_are_not_ranked(sweep: Callable[..., list[Point]]) -> None:
+def test_runs_that_answer_different_questions_are_not_ranked(sweep: Callable[..., Sweep]) -> None:
     """The folder of all runs is no sweep: its fastest run says nothing about the others' prompts and models."""
     assert verdict(sweep(timing(1.2), timing(1.5), sampling__temperature=[0.0, 0.7])) is None
 
 
-def test_a_round_s_cost_adds_up_to_its_speed_up(sweep: Callable[..., list[Point]]) -> None:
+def test_a_round_s_cost_adds_up_to_its_speed_up(sweep: Callable[..., Sweep]) -> None:
     """Stage by stage, in plain steps."""
     share = TimeShare(prefill=0.2, propose=0.3, score=0.4, verify=0.05, commit=0.03, scheduler=0.02)
     found = sweep(*(timing(speedup).model_copy(update={"time_share": share}) for speedup in (1.2, 1.5, 1.4)))
-    found = [replace(point, k=k, others={}) for point, k in zip(found, (2, 4, 8), strict=True)]
     answer = verdict(found)
     assert answer is not None
-    best = answer.best.run.results
+    best = answer.run.results
     tokens, cost = best.proposal.tokens_per_target_pass.value, round_cost(best)
-    assert answer.best.k == 4
+    assert answer.best["k"] == 4
     assert tokens is not None
     assert cost is not None
     # Of the run's time 0.8 are rounds, for which plain decoding takes 1.5 - 0.2: so many plain steps for each token.
@@ -113,7 +112,7 @@ def test_a_round_s_cost_adds_up_to_its_speed_up(sweep: Callable[..., list[Point]
     assert f"{1.3 / 0.8:.2f}x in decoding alone. Prefill, which both pay, makes it 1.50x." in text
 
 
-def test_a_run_that_step_times_contradict_is_left_out(sweep: Callable[..., list[Point]]) -> None:
+def test_a_run_that_step_times_contradict_is_left_out(sweep: Callable[..., Sweep]) -> None:
     """On a busy machine the interval of a speed-up stays narrow: it is about the prompts. What the prediction misses in
     every run alike, as the end of a short run, says nothing about one of them."""
     share = TimeShare(prefill=0.0, propose=0.3, score=0.6, verify=0.05, commit=0.03, scheduler=0.02)
@@ -124,14 +123,14 @@ def test_a_run_that_step_times_contradict_is_left_out(sweep: Callable[..., list[
     runs = run(1.0, 1.4), run(1.2, 1.7), run(1.1, 1.5), run(0.7, 1.6)
     answer = verdict(sweep(*runs, sampling__seed=[1, 2, 3, 4]))
     assert answer is not None
-    assert answer.best.label == "seed=2"
+    assert answer.best["label"] == "seed=2"
     assert answer.reasons[-2:] == [
         "Slower than the choice of prompts explains: 2 of the 2 other candidates.",
         "Left out, measured other than acceptance and step times predict, so repeat: seed=4.",
     ]
     few = verdict(sweep(run(1.0, 1.0), run(1.7, 2.9), folder="few", sampling__seed=[1, 2]))
     assert few is not None
-    assert few.best.label == "seed=1"
+    assert few.best["label"] == "seed=1"
     alone = verdict(sweep(run(1.7, 2.9), folder="alone"))
     assert alone is not None
     assert alone.headline.startswith("If at all, use ")
@@ -144,17 +143,17 @@ def plain(speed: float, baseline: float) -> TimingResults:
     return timing(speed / baseline, tokens_per_second=speed).model_copy(update={"baseline_tokens_per_second": base})
 
 
-def test_plain_decoding_of_all_runs_is_the_yardstick(sweep: Callable[..., list[Point]]) -> None:
+def test_plain_decoding_of_all_runs_of_all_runs_is_pooled(sweep: Callable[..., Sweep]) -> None:
     """Every run decodes the same prompts plainly. One met a busy machine in it, and its speed-up was the best of
     the sweep, by 15 %; its draft was not faster than the others'."""
     found = sweep(plain(1190, 1000), plain(1217, 880), plain(1242, 1000), proposal__max_proposal_len=[2, 3, 4])
-    pooled = pooled_baseline([point.run.results for point in found])
+    pooled = found.pooled
     assert pooled is not None
     assert pooled.speed == 1000.0
     assert pooled.noise == FLOOR  # one of three: a hiccup
     answer = verdict(found)
     assert answer is not None
-    assert answer.best is found[2]
+    assert answer.run is found.runs[2]
     assert "Expect 1.24x" in answer.headline
     assert answer.headline.endswith("None of the 2 other candidates is clearly slower.")
     assert any("ran at 880 to 1,000 tokens/s" in reason for reason in answer.reasons)
@@ -175,38 +174,39 @@ def test_noise_is_the_spread_of_the_same_work_without_a_hiccup(speeds: tuple[flo
     assert PooledBaseline(speeds).noise == pytest.approx(noise, rel=0.01)
 
 
-def test_other_code_or_prompts_are_other_work(sweep: Callable[..., list[Point]]) -> None:
+def test_other_code_or_prompts_are_other_work(sweep: Callable[..., Sweep]) -> None:
     """The average over two files of prompts under one name made speed-ups of 3.1 and 0.5 of 1.1 and 0.9."""
-    runs = [point.run.results for point in sweep(plain(110, 100), plain(50, 55), sampling__seed=[1, 2])]
+    runs = [run.results for run in sweep(plain(110, 100), plain(50, 55), sampling__seed=[1, 2]).runs]
     assert pooled_baseline(runs) is not None
     for change in ({"prompts_sha256": "other"}, {"git_commit": "other"}):
         source = runs[1].provenance.model_copy(update=change)
         assert pooled_baseline([runs[0], runs[1].model_copy(update={"provenance": source})]) is None
 
 
-def test_a_run_without_plain_decoding_is_measured_by_the_others(sweep: Callable[..., list[Point]]) -> None:
+def test_a_run_without_plain_decoding_is_measured_by_the_others(sweep: Callable[..., Sweep]) -> None:
     alone = timing(None, tokens_per_second=300.0)
     answer = verdict(sweep(plain(150, 100), plain(160, 100), alone, proposal__max_proposal_len=[2, 3, 4]))
     assert answer is not None
-    assert answer.best.run.results.config["proposal"] == {"kind": "draft_model", "max_proposal_len": 4}
+    assert answer.run.results.config["proposal"] == {"kind": "draft_model", "max_proposal_len": 4}
     assert "Expect 3.00x" in answer.headline
 
 
-def test_more_tokens_per_second_win_where_plain_decoding_differs(sweep: Callable[..., list[Point]]) -> None:
+def test_more_tokens_per_second_win_where_plain_decoding_differs(sweep: Callable[..., Sweep]) -> None:
     """A batch of one has the better speed-up over its own plain decoding, and a third of the speed."""
     found = sweep(plain(317, 200), plain(834, 700), sampling__seed=[1, 1])
-    configs = [{**point.run.results.config, "max_num_seqs": batch} for point, batch in zip(found, (1, 8), strict=True)]
-    runs = [
-        Run(point.run.directory, point.run.results.model_copy(update={"config": own}))
-        for point, own in zip(found, configs, strict=True)
-    ]
-    answer = verdict(points(runs))
+    jobs = []
+    for job, batch in zip(found.all_jobs, (1, 8), strict=True):
+        assert job.results is not None
+        settings = {**job.results.config, "max_num_seqs": batch}
+        jobs.append(replace(job, results=job.results.model_copy(update={"config": settings})))
+    found = Sweep(found.directory, jobs)
+    answer = verdict(found)
     assert answer is not None
-    assert answer.best.run is runs[1]
+    assert answer.run is found.runs[1]
     assert answer.headline.startswith("Use draft tiny-draft, proposal length 4, max_num_seqs=8. Expect 1.19x")
 
 
-def test_the_same_run_twice_is_not_clearly_slower(sweep: Callable[..., list[Point]]) -> None:
+def test_the_same_run_twice_is_not_clearly_slower(sweep: Callable[..., Sweep]) -> None:
     answer = verdict(sweep(plain(100, 100), plain(120, 100), plain(150, 101)))
     assert answer is not None
     assert answer.reasons[-1] == "Clearly slower: 0 of the 2 other candidates."
@@ -217,18 +217,18 @@ def test_drafts_of_one_name_are_told_apart(save_run: Save, tmp_path: Path) -> No
         settings = config()
         settings["draft"] = {"kind": "random", "config": {"hidden_size": size}}
         save_run(tmp_path / "sweep" / str(job), config=settings)
-    found = points(load_sweep(tmp_path / "sweep").runs)
-    assert [point.label for point in found] == ["hidden_size=32", "hidden_size=64"]
-    assert len({point.series for point in found}) == 2
+    rows = load_sweep(tmp_path / "sweep").rows
+    assert [row["label"] for row in rows] == ["hidden_size=32", "hidden_size=64"]
+    assert len({row["series"] for row in rows}) == 2
 
 
-def test_plain_decoding_is_a_yardstick_only_where_it_was_the_same_work(sweep: Callable[..., list[Point]]) -> None:
+def test_plain_decoding_is_pooled_only_where_it_was_the_same_work(sweep: Callable[..., Sweep]) -> None:
     other_work = sweep(plain(100, 80), plain(100, 70), sampling__max_new_tokens=[8, 16])
-    assert pooled_baseline([point.run.results for point in other_work]) is None
-    assert pooled_baseline([other_work[0].run.results]) is None
+    assert other_work.pooled is None
+    assert pooled_baseline([other_work.runs[0].results]) is None
 
 
-def test_a_speed_within_the_machine_s_noise_is_no_recommendation(sweep: Callable[..., list[Point]]) -> None:
+def test_a_speed_within_the_machine_s_noise_is_no_recommendation(sweep: Callable[..., Sweep]) -> None:
     """Half as fast again, it seems; but plain decoding varied by half."""
     runs = [plain(speed, baseline) for speed, baseline in ((131, 90), (130, 120), (132, 135))]
     settled = [
@@ -242,38 +242,35 @@ def test_a_speed_within_the_machine_s_noise_is_no_recommendation(sweep: Callable
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-def test_a_configured_self_draft_counts_only_where_a_draft_proposes(
-    kind: str, sweep: Callable[..., list[Point]]
-) -> None:
+def test_a_configured_self_draft_counts_only_where_a_draft_proposes(kind: str, sweep: Callable[..., Sweep]) -> None:
     """With n-gram proposals the draft of the configuration is not even loaded."""
     kinds = {"proposal__kind": [kind, "draft_model"]}
     found = sweep(timing(1.6), timing(1.2), kinds=("self", "hf"), **kinds)
     answer = verdict(found)
     assert answer is not None
-    assert answer.best is found[0 if kind == "ngram" else 1]
+    assert answer.run is found.runs[0 if kind == "ngram" else 1]
 
 
-def test_no_speed_no_verdict(sweep: Callable[..., list[Point]]) -> None:
+def test_no_speed_no_verdict(sweep: Callable[..., Sweep]) -> None:
     nothing = Estimate(value=None, n=0)
     unknown = TimingResults(speculative_tokens_per_second=nothing, baseline_tokens_per_second=nothing, speedup=nothing)
     assert verdict(sweep(unknown)) is None
-    assert verdict([]) is None
+    assert verdict(Sweep(Path(), [])) is None
 
 
-def test_labels_say_what_differs_and_no_more(sweep: Callable[..., list[Point]]) -> None:
+def test_labels_say_what_differs_and_no_more(sweep: Callable[..., Sweep]) -> None:
     found = sweep(timing(1.0), timing(1.0), sampling__max_new_tokens=[8, 16])
-    assert [point.label for point in found] == ["max_new_tokens=8", "max_new_tokens=16"]
-    assert [point.series for point in found] == ["tiny-draft, max_new_tokens=8", "tiny-draft, max_new_tokens=16"]
+    assert [row["label"] for row in found.rows] == ["max_new_tokens=8", "max_new_tokens=16"]
+    assert [row["series"] for row in found.rows] == ["tiny-draft, max_new_tokens=8", "tiny-draft, max_new_tokens=16"]
 
 
-def test_a_single_run_is_named_by_draft_and_length(sweep: Callable[..., list[Point]]) -> None:
-    (point,) = sweep(timing(1.0))
-    assert point.label == "tiny-draft, k=4"
+def test_a_single_run_is_named_by_draft_and_length(sweep: Callable[..., Sweep]) -> None:
+    (row,) = sweep(timing(1.0)).rows
+    assert row["label"] == "tiny-draft, k=4"
 
 
 def test_a_proposer_without_a_model_has_a_name(save_run: Save, tmp_path: Path) -> None:
     run = load_run(save_run(tmp_path / "run"))
     source = run.results.provenance.model_copy(update={"draft": None})
-    bare = run.results.model_copy(update={"provenance": source})
-    run = type(run)(run.directory, bare)
-    assert points([run])[0].draft == NGRAM
+    (row,) = table_rows([run.results.model_copy(update={"provenance": source})])
+    assert row["proposer"] == "n-gram lookup"

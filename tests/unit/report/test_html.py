@@ -9,10 +9,10 @@ import pytest
 
 from spec_harness.cli.report import main
 from spec_harness.errors import UserError
-from spec_harness.report.html_report import WORST, write_html
-from spec_harness.report.load import Run, Sweep
+from spec_harness.report.html import WORST, write_html
+from spec_harness.report.load import Run
 from spec_harness.report.plots import run_figures, sweep_figures
-from spec_harness.report.points import points
+from spec_harness.report.sweep import Sweep
 from spec_harness.report.verdict import verdict
 
 Save = Callable[..., Path]
@@ -75,13 +75,13 @@ def test_a_run_s_page_has_its_figures_tables_and_outputs(real_run: Run) -> None:
     rate = real_run.results.proposal.acceptance_rate.value
     assert f'<td>acceptance rate</td><td class="number">{100 * (rate or 0):.1f} %</td>' in text
     assert page.tags.count("details") == WORST
-    assert all(note.split("(")[0].replace("'", "&#x27;") in text for note in real_run.results.notes)
+    assert all(note.split("(")[0].replace("'", "&#39;") in text for note in real_run.results.notes)
 
 
 def test_a_sweep_s_page_ends_with_what_to_use(real_sweep: Sweep) -> None:
     text, page = read(write_html(real_sweep.directory))
     assert page.tags.count("svg") == len(sweep_figures(real_sweep))
-    answer = verdict(points(real_sweep.runs))
+    answer = verdict(real_sweep)
     assert answer is not None
     _, _, end = text.rpartition("<h2>")
     assert end.startswith("What to use</h2>")

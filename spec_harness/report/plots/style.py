@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from spec_harness.results.schema import Estimate
+
 # Okabe and Ito's colors, the best to tell apart first; a series also has a marker and a line of its own.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -84,12 +86,10 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def errors(values: Sequence[float], intervals: Sequence[tuple[float, float] | None]) -> list[list[float]]:
-    """Distances below and above each value for ``Axes.errorbar``; none where there is no interval."""
-    ends = [interval or (value, value) for value, interval in zip(values, intervals, strict=True)]
-    below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
-    above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
-    return [below, above]
+def error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """Distances below and above each (known) value for ``Axes.errorbar``; none where there is no interval."""
+    known = [(one.value, *(one.ci95 or (one.value, one.value))) for one in estimates if one.value is not None]
+    return [[max(0.0, value - low) for value, low, _ in known], [max(0.0, high - value) for value, _, high in known]]
 
 
 def series_style(i: int) -> dict[str, Any]:
