@@ -18,7 +18,6 @@ from spec_harness.worker.worker import Worker
 from tests.helpers import acceptance_rate, forwards, noisy_copy, prompts, request, run_samples, scheduler
 from tests.inspection import drawn, largest_kv_difference, poison_unowned_blocks
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 SIZE = 4
 SAMPLES = 4
 TEXT = prompts(1, seed=3, low=30, high=31)[0]

@@ -22,7 +22,6 @@ from spec_harness.worker.attention import PagedBatch
 from tests.faults import FAULTS, Fault
 from tests.helpers import noisy_copy, prompts, tiny_loaded, tiny_model
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 SETTINGS = EngineSettings(block_size=4, num_blocks=100, max_num_seqs=4, max_proposal_len=4)
 LEVELS = pytest.mark.parametrize("level", ["quick", pytest.param("full", marks=pytest.mark.slow)])
 PROMPTS = prompts(8, seed=4, low=10, high=40)

@@ -19,7 +19,6 @@ from spec_harness.worker.model_runner import ModelRunner
 from tests.helpers import acceptance_rate, noisy_copy, pool_for, prompts, request, run, scheduler
 from tests.inspection import drawn, shapes_unchecked
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95}}
 TEXT = prompts(1, seed=9, low=60, high=61)[0]
 NGRAM = NgramSettings(max_window=3, min_window=1)

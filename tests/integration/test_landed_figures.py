@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.inspection import shapes_unchecked
 from tests.landed_figures import FIGURES, RUNS, measure, write_conversations
 
 LANDED: dict[str, Any] = json.loads(FIGURES.read_text())
@@ -42,5 +41,4 @@ def test_the_comparison_sees_one_more_count_and_a_changed_generation() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_gives_the_landed_figures(name: str, tmp_path: Path) -> None:
     write_conversations(tmp_path)
-    with shapes_unchecked():
-        assert differences(LANDED[name], measure(name)) == []
+    assert differences(LANDED[name], measure(name)) == []

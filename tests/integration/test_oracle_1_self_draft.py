@@ -9,6 +9,8 @@ from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import RequestRecord
 from tests.helpers import acceptance_rate, prompts, request, run, scheduler, smallest_margin
 
+pytestmark = pytest.mark.shapes
+
 NEW_TOKENS = 25
 
 

@@ -29,10 +29,8 @@ PROMPTS = prompts(6)
 
 
 def preempted(test: Any) -> Any:
-    """Under both policies; without shape checks, as these are many small steps."""
-    return pytest.mark.usefixtures("without_shape_checks")(
-        pytest.mark.parametrize("preemption", ["recompute", "swap"])(test)
-    )
+    """Under both policies."""
+    return pytest.mark.parametrize("preemption", ["recompute", "swap"])(test)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from tests.paged import (
     tables,
 )
 
+pytestmark = pytest.mark.shapes
+
 
 def test_soft_capping_of_the_fixture_matters() -> None:
     family = BY_NAME["gemma2"]

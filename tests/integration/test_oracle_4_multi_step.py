@@ -12,6 +12,8 @@ from spec_harness.requests import SequenceData, SequenceMetadata
 from spec_harness.worker.sampler import SamplerOutput
 from tests.helpers import forwards, metadata, prompts, shuffled_tables, worker
 
+pytestmark = pytest.mark.shapes
+
 PROMPTS = prompts(4, seed=5, low=3, high=14)
 
 

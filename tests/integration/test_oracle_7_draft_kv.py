@@ -21,7 +21,6 @@ from spec_harness.worker.worker import Worker
 from tests.helpers import prompts, request, run_samples, scheduler
 from tests.inspection import largest_kv_difference, poison_unowned_blocks
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 TOLERANCE = 1e-4
 SIZE = 4
 

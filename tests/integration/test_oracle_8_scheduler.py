@@ -25,7 +25,7 @@ from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import Request, RequestRecord, SkipReason
 from spec_harness.worker.worker import Worker
 from tests.helpers import request
-from tests.inspection import assert_nothing_left, drawn, poison_unowned_blocks, shapes_unchecked
+from tests.inspection import assert_nothing_left, drawn, poison_unowned_blocks
 from tests.stub_engine import VOCAB, Setup, greedy, stub_engine
 
 STOP = frozenset([2])
@@ -146,8 +146,7 @@ def check_many(count: int) -> Counter[str]:
         seen["forked"] += any(a.num_samples > 1 for a in scenario[1])
         seen["sampled"] += setup.temperature > 0
 
-    with shapes_unchecked():
-        one()
+    one()
     return seen
 
 
@@ -238,11 +237,10 @@ def crowd(seed: int) -> Scenario:
 
 def check_crowds() -> Counter[str]:
     seen: Counter[str] = Counter()
-    with shapes_unchecked():
-        for seed in range(40):
-            engine = check(crowd(seed))
-            seen["preempted"] += engine.stats.preemptions > 1
-            seen["swapped"] += engine.stats.swaps > 1
+    for seed in range(40):
+        engine = check(crowd(seed))
+        seen["preempted"] += engine.stats.preemptions > 1
+        seen["swapped"] += engine.stats.swaps > 1
     return seen
 
 

@@ -15,7 +15,6 @@ from tests.helpers import pool_for, prompts, request, run, run_samples, schedule
 from tests.inspection import drawn, poison_unowned_blocks
 from tests.stub_engine import VOCAB, Setup, StaleKVError, stub_engine
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 SIZE = 4
 PROMPTS = prompts(6, seed=4)
 REQUESTS = [request(i, prompt, max_new_tokens=24) for i, prompt in enumerate(PROMPTS)]

@@ -26,7 +26,6 @@ from tests.helpers import (
 )
 from tests.inspection import drawn, largest_kv_difference
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")  # many small steps
 TEXT = prompts(1, seed=9, low=60, high=61)[0]
 K = 4
 

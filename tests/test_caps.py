@@ -1,0 +1,31 @@
+"""How large each trade may grow: a capability that needs more raises its cap here, with the reason in the commit."""
+
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "spec_harness"
+CAPS = {
+    ("requests.py", "kv_cache", "worker", "engine", "proposers"): 3600,
+    ("metrics", "results", "trust"): 2000,
+    ("__init__.py", "__main__.py", "errors.py", "build.py", "config.py", "cli", "data", "models"): 1900,
+    ("report",): 2800,
+    ("evaluation",): 700,
+}
+LONGEST_FILE = 250
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("trade", CAPS, ids=lambda trade: trade[-1])
+def test_a_trade_keeps_to_its_cap(trade: tuple[str, ...]) -> None:
+    files = [path for name in trade for path in ((PACKAGE / name).rglob("*.py") if "." not in name else [PACKAGE / name])]
+    assert sum(map(lines_of, files)) <= CAPS[trade]
+
+
+def test_every_file_belongs_to_a_trade_and_is_short() -> None:
+    known = {name for trade in CAPS for name in trade} | {"assets", "conf", "__pycache__"}
+    assert {path.name for path in PACKAGE.iterdir()} <= known
+    assert [path for path in PACKAGE.rglob("*.py") if lines_of(path) > LONGEST_FILE] == []
