@@ -20,6 +20,7 @@ from spec_harness.results.schema import (
     IntegrityResults,
     KVResults,
     ModelIdentity,
+    ProposerIdentity,
     Provenance,
     RunResults,
     TimeShare,
@@ -124,6 +125,9 @@ def provenance_of(*, drafted: bool) -> Provenance:
         seeds={"seed": 0},
         target=ModelIdentity(name="tiny-target", dtype="float32"),
         draft=ModelIdentity(name="tiny-draft", dtype="float32") if drafted else None,
+        proposer=ProposerIdentity(name="draft_model", label="tiny-draft")
+        if drafted
+        else ProposerIdentity(name="none", label="no proposals"),
         started_at=datetime(2026, 1, 2, tzinfo=UTC),
         duration_s=1.5,
     )

@@ -10,7 +10,7 @@ import torch
 
 import spec_harness
 from spec_harness.models.load import LoadedModel
-from spec_harness.results.schema import ModelIdentity, Provenance, Versions
+from spec_harness.results.schema import ModelIdentity, ProposerIdentity, Provenance, Versions
 
 
 def model_identity(loaded: LoadedModel, *, name: str, revision: str | None) -> ModelIdentity:
@@ -26,6 +26,7 @@ def provenance(
     *,
     target: ModelIdentity,
     draft: ModelIdentity | None,
+    proposer: ProposerIdentity,
     device: torch.device,
     seeds: dict[str, int],
     prompts_sha256: str,
@@ -48,6 +49,7 @@ def provenance(
         prompts_sha256=prompts_sha256,
         target=target,
         draft=draft,
+        proposer=proposer,
         started_at=started_at,
         duration_s=duration_s,
     )

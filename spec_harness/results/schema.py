@@ -13,8 +13,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Val
 
 from spec_harness.errors import UserError
 from spec_harness.requests import SkipReason
+from spec_harness.results.upgrade import upgraded
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -170,6 +171,11 @@ class ModelIdentity(_Section):
     weights_sha256: str | None = Field(default=None, description="over the weight files; null if not hashed")
 
 
+class ProposerIdentity(_Section):
+    name: str = Field(description="draft_model, ngram, none, or the dotted path of a class of the user's own")
+    label: str = Field(description="what tables call it; a draft model is called by its name")
+
+
 class Versions(_Section):
     spec_harness: str = Field(description="version of this package")
     python: str = Field(description="version of the interpreter")
@@ -189,6 +195,7 @@ class Provenance(_Section):
     seeds: dict[str, int] = Field(description="by configuration key")
     target: ModelIdentity = Field(description="the model whose output is wanted")
     draft: ModelIdentity | None = Field(default=None, description="null if no draft model proposed")
+    proposer: ProposerIdentity = Field(description="who proposed")
     started_at: AwareDatetime = Field(description="wall-clock time with its zone")
     duration_s: float = Field(ge=0, description="seconds, start to results")
 
@@ -207,12 +214,12 @@ class Breakdowns(_Section):
 class RunResults(_Section):
     """One results.json."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA_VERSION, description="raised when a key changes its meaning")
+    schema_version: Literal[2] = Field(default=SCHEMA_VERSION, description="raised when a key changes its meaning")
     status: Literal["done", "failed", "partial", "interrupted"] = Field(
         description="failed: outputs differ from plain decoding, do not use it; partial: only some of the "
         "requests were asked for; interrupted: only some had finished when the process was killed"
     )
-    mode: Literal["run", "trace", "replay", "profile"] = Field(description="what kind of run this was")
+    mode: Literal["run"] = Field(description="what kind of run this was")
     config: dict[str, JsonValue] = Field(description="the resolved configuration")
     provenance: Provenance = Field(description="which code, models and machine, and when")
     integrity: IntegrityResults = Field(description="checks that these figures can be trusted")
@@ -250,13 +257,14 @@ def write_results(path: Path, results: RunResults) -> None:
 
 
 def read_results(path: Path) -> RunResults:
-    """Read and check a results.json; ``UserError`` if it is missing, not JSON, or of another schema."""
+    """Read and check a results.json, one of version 1 as ``upgraded``; ``UserError`` if it is missing, not JSON, or of
+    another schema."""
     try:
-        return RunResults.model_validate_json(path.read_bytes())
+        return RunResults.model_validate_json(upgraded(path.read_bytes()))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "the file"
-        message = f"{path}: {key}: {first['msg']} (this version reads schema_version {SCHEMA_VERSION})"
+        message = f"{path}: {key}: {first['msg']} (this version reads schema_version 1 and {SCHEMA_VERSION})"
         raise UserError(message) from error

@@ -19,6 +19,7 @@ def made(target: LoadedModel) -> Provenance:
     return provenance(
         target=model_identity(target, name="org/name", revision="v1"),
         draft=None,
+        proposer=ProposerIdentity(name="none", label="no proposals"),
         device=CPU,
         seeds={"seed": 3},
         prompts_sha256="abc",

@@ -102,7 +102,7 @@ def test_a_run_without_requests_or_proposals(tmp_path: Path, make_results: Make)
     ("change", "message"),
     [
         ({"surprise": 1}, "surprise: Extra inputs"),
-        ({"schema_version": 2}, r"schema_version: .*this version reads schema_version 1"),
+        ({"schema_version": 3}, r"schema_version: .*this version reads schema_version 1 and 2"),
         ({"status": "finished"}, "status: "),
         ({"notes": "one"}, "notes: "),
         ({"proposal": {}}, r"proposal\.num_requests: Field required"),
