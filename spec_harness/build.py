@@ -24,7 +24,7 @@ from spec_harness.models.configured import load_draft, load_model, load_tokenize
 from spec_harness.models.load import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
 from spec_harness.requests import Request, RequestRecord
 from spec_harness.results.round_log import RunHeader
-from spec_harness.results.schema import KVResults
+from spec_harness.results.schema import KVResults, ProposerIdentity
 from spec_harness.results.timing import BASELINE, SPECULATIVE
 from spec_harness.settings import engine_settings
 
@@ -89,6 +89,7 @@ def build(config: EvalConfig) -> Evaluation:
             draft=None
             if draft is None
             else model_identity(draft, name=model_name(config.draft), revision=config.draft.revision),
+            proposer=_proposer(config),
             device=device,
             seeds={"seed": config.seed, "sampling.seed": config.sampling.seed},
             prompts_sha256=rows_sha256(rows),
@@ -132,6 +133,11 @@ def _kv_sizes(settings: EngineSettings, target: LoadedModel, draft: LoadedModel 
         bytes_per_block_target=bytes_per_block([target], settings.block_size),
         bytes_per_block_draft=None if draft is None else bytes_per_block([draft], settings.block_size),
     )
+
+
+def _proposer(config: EvalConfig) -> ProposerIdentity:
+    labels = {"draft_model": model_name(config.draft), "ngram": "n-gram lookup", "none": "no proposals"}
+    return ProposerIdentity(name=config.proposal.kind, label=labels[config.proposal.kind])
 
 
 def _shortened(request: Request) -> Request:

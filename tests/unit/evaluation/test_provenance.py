@@ -11,7 +11,7 @@ import torch
 import spec_harness
 from spec_harness.evaluation.provenance import model_identity, provenance
 from spec_harness.models.load import LoadedModel
-from spec_harness.results.schema import Provenance
+from spec_harness.results.schema import ProposerIdentity, Provenance
 from tests.helpers import CPU, tiny_loaded
 
 
