@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,9 +11,7 @@ from spec_harness.config import EvalConfig
 from spec_harness.data.conversations import Conversations
 from spec_harness.data.encoder import PromptDataModule, PromptEncoder
 from spec_harness.data.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, rows_sha256, select_rows
-from spec_harness.engine.engine import BlockUsage, Capabilities, EngineReport, EngineStats
-from spec_harness.engine.native import EngineSettings, NgramSettings, build_scheduler, bytes_per_block
-from spec_harness.engine.stopping import StopCriteria
+from spec_harness.engine import EngineSettings, NgramSettings, StopCriteria, build_engine, bytes_per_block
 from spec_harness.errors import UserError
 from spec_harness.evaluation.checks import NativeChecks
 from spec_harness.evaluation.engine_run import EngineRun
@@ -22,7 +19,7 @@ from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.evaluation.provenance import model_identity, provenance
 from spec_harness.models.configured import load_draft, load_model, load_tokenizer, model_name
 from spec_harness.models.load import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
-from spec_harness.requests import Request, RequestRecord
+from spec_harness.requests import Request
 from spec_harness.results.round_log import RunHeader
 from spec_harness.results.schema import KVResults, ProposerIdentity
 from spec_harness.results.timing import BASELINE, SPECULATIVE
@@ -171,50 +168,3 @@ def _device(accelerator: str) -> torch.device:
     if not torch.cuda.is_available():
         raise UserError("trainer=gpu: this machine has no CUDA device that torch can use; take trainer=cpu")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-class _NativeEngine:
-    def __init__(self, *args: Any) -> None:
-        self._scheduler = build_scheduler(*args)
-
-    capabilities = Capabilities(rounds=True, probabilities=True)
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._scheduler.stats
-
-    @property
-    def num_unfinished(self) -> int:
-        return self._scheduler.num_unfinished
-
-    @property
-    def has_free_slot(self) -> bool:
-        return self._scheduler.has_free_slot
-
-    def add(self, request: Request, *, arrival_s: float | None = None) -> None:
-        self._scheduler.add(request)
-
-    def step(self) -> list[RequestRecord]:
-        return self._scheduler.step()
-
-    def finish(self) -> EngineReport:
-        scheduler = self._scheduler
-        scheduler.blocks.check_integrity()
-        mass = scheduler.worker.proposer.mass_outside_vocab
-        notes = (
-            []
-            if mass is None
-            else [
-                f"The draft gave {mass:.2%} of its probability to token ids that the target lacks; it was masked and "
-                "the rest renormalized."
-            ]
-        )
-        return EngineReport(
-            stats=scheduler.stats,
-            stage_s=scheduler.worker.timer.seconds(),
-            blocks=BlockUsage(peak=scheduler.blocks.peak_allocated, total=scheduler.blocks.total_allocated),
-            notes=notes,
-        )
-
-
-build_engine = _NativeEngine

@@ -103,11 +103,13 @@ class RoundRecord:
     target_entropy: list[float] = field(default_factory=list)
     kl_target_draft: list[float] = field(default_factory=list)
     target_rank_in_draft: list[int] = field(default_factory=list)  # of the target's most probable token
+    ended_s: float | None = None  # seconds from the sequence's admission to the round's commit
 
 
 @dataclass(kw_only=True)
 class RequestRecord:
-    """One finished sequence of one request. Times in seconds on a monotonic clock, relative to its admission."""
+    """One finished sequence of one request. Times in seconds on a monotonic clock, from its admission on; ``None``: the
+    engine cannot say."""
 
     request_id: str
     turn: int
@@ -121,6 +123,8 @@ class RequestRecord:
     time_to_first_token: float
     time_per_output_token: float | None  # null for a single output token
     engine_s: float = 0.0  # its share of the engine's time: each step is split evenly over the sequences in it
+    admitted_at: float | None = None  # Unix time, seconds
+    queued_s: float | None = None  # from its arrival to its admission
     preemptions: int = 0
     rounds: list[RoundRecord] = field(default_factory=list)
     baseline_verdict: Literal["equal", "tie", "fault"] | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from spec_harness.config import EvalConfig, ProposalConfig
 from spec_harness.data.prompts import PromptRow
-from spec_harness.engine.native import EngineSettings, SamplerSettings, blocks_that_fit, bytes_per_block
+from spec_harness.engine import EngineSettings, SamplerSettings, blocks_that_fit, bytes_per_block
 from spec_harness.errors import UserError
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.models.load import LoadedModel

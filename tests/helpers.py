@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spec_harness.engine.native import EngineSettings, NgramSettings, SamplerSettings, build_scheduler
-from spec_harness.engine.scheduler import Scheduler
+from spec_harness.engine import EngineSettings, NgramSettings, SamplerSettings, build_engine
+from spec_harness.engine.native import NativeEngine
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.kv_cache.kv_cache import KVCache
@@ -98,10 +98,10 @@ def scheduler(
     top_p: float = 1.0,
     stop_strings: tuple[str, ...] = (),
     **engine: Any,
-) -> Scheduler:
+) -> NativeEngine:
     """``engine`` holds further ``EngineSettings``."""
     settings = SamplerSettings(temperature=temperature, top_k=top_k, top_p=top_p)
-    return build_scheduler(
+    return build_engine(
         target,
         draft,
         EngineSettings(
@@ -125,12 +125,16 @@ def pool_for(share: float, requests: Iterable[Request], *, block_size: int) -> i
     return max(blocks_for(longest - 1, block_size), int(share * longest / block_size))
 
 
-Hook = Callable[[Scheduler], None]
+Hook = Callable[[NativeEngine], None]
 
 
 @torch.inference_mode()
 def run_samples(
-    engine: Scheduler, requests: Sequence[Request], *, before_step: Hook | None = None, after_step: Hook | None = None
+    engine: NativeEngine,
+    requests: Sequence[Request],
+    *,
+    before_step: Hook | None = None,
+    after_step: Hook | None = None,
 ) -> dict[tuple[str, int], RequestRecord]:
     """Runs all samples of all requests to their end, with the block manager's integrity checked after every step. By
     request id and sample."""
@@ -141,7 +145,7 @@ def run_samples(
         if before_step is not None:
             before_step(engine)
         finished |= {(record.request_id, record.sample): record for record in engine.step()}
-        engine.blocks.check_integrity()
+        engine.scheduler.blocks.check_integrity()
         if after_step is not None:
             after_step(engine)
     assert_nothing_left(engine)
@@ -149,7 +153,7 @@ def run_samples(
     return finished
 
 
-def run(engine: Scheduler, requests: Sequence[Request], **hooks: Hook) -> dict[str, RequestRecord]:
+def run(engine: NativeEngine, requests: Sequence[Request], **hooks: Hook) -> dict[str, RequestRecord]:
     """The same for requests of one sample, by request id."""
     return {request_id: record for (request_id, _), record in run_samples(engine, requests, **hooks).items()}
 

@@ -10,7 +10,7 @@ from jaxtyping import config as jaxtyping_config
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spec_harness.engine.scheduler import Scheduler
+from spec_harness.engine.native import NativeEngine
 from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.models.paged_check import attention_set_to
 from spec_harness.proposers.draft_model import DraftModelTop1Proposer
@@ -18,24 +18,24 @@ from spec_harness.requests import RequestRecord
 from spec_harness.worker.worker import Worker
 
 
-def assert_nothing_left(engine: Scheduler) -> None:
+def assert_nothing_left(engine: NativeEngine) -> None:
     """No block is owned, on the device or the host, and no worker remembers a sequence."""
-    engine.blocks.check_integrity()
-    assert engine.blocks.num_free == engine.blocks.num_blocks
-    assert sorted(engine.blocks._host_free) == list(range(engine.blocks.num_host_blocks))
+    engine.scheduler.blocks.check_integrity()
+    assert engine.scheduler.blocks.num_free == engine.scheduler.blocks.num_blocks
+    assert sorted(engine.scheduler.blocks._host_free) == list(range(engine.scheduler.blocks.num_host_blocks))
     for each in workers(engine):
         assert not each._num_computed_tokens
 
 
-def workers(engine: Scheduler) -> list[Worker]:
+def workers(engine: NativeEngine) -> list[Worker]:
     """The target's worker and, if a draft model proposes, the draft's."""
     proposer = engine.worker.proposer
     return [engine.worker.target, *([proposer.worker] if isinstance(proposer, DraftModelTop1Proposer) else [])]
 
 
-def poison_unowned_blocks(engine: Scheduler) -> None:
+def poison_unowned_blocks(engine: NativeEngine) -> None:
     """NaN in block 0 and in every free block of both caches: whoever reads one is found out."""
-    unowned = torch.tensor([0, *engine.blocks._free])
+    unowned = torch.tensor([0, *engine.scheduler.blocks._free])
     for each in workers(engine):
         cache = each.runner.cache
         for storage in (*cache.keys, *cache.values):
@@ -51,7 +51,7 @@ def drawn(record: RequestRecord) -> tuple[list[int], list[tuple[Any, ...]]]:
     return record.token_ids, rounds
 
 
-def largest_kv_difference(engine: Scheduler) -> float:
+def largest_kv_difference(engine: NativeEngine) -> float:
     """The largest difference between what is cached for the first ``num_computed_tokens`` of a running sequence and a
     fresh prefill of them, in the draft's cache and the target's.
 
@@ -63,7 +63,7 @@ def largest_kv_difference(engine: Scheduler) -> float:
             count = each.num_computed_tokens(seq.seq_id)
             assert count < len(seq.data)  # the last token has been fed to no model
             if count:
-                table = engine.blocks.block_table(seq.seq_id)
+                table = engine.scheduler.blocks.block_table(seq.seq_id)
                 pairs = zip(
                     cached_kv(each.runner.cache, table, count),
                     dense_kv(each.runner.model, seq.data.token_ids[:count]),

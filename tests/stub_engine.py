@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from spec_harness.engine.native import NativeEngine
+from spec_harness.engine.proposal_length import ProposalLengths
 from spec_harness.engine.round import SpecDecodeWorker
 from spec_harness.engine.scheduler import Scheduler
 from spec_harness.engine.stage_timer import StageTimer
@@ -129,17 +131,26 @@ def _proposer(setup: Setup) -> SpeculativeProposer:
     return DraftModelTop1Proposer(worker, max_proposal_len=setup.k, vocab_size=VOCAB)
 
 
-def stub_engine(setup: Setup) -> Scheduler:
+def stub_engine(setup: Setup) -> NativeEngine:
     sampler = Sampler(temperature=setup.temperature, stream=Stream.TARGET_TOKEN)
     target = Worker(_runner(setup, "target"), sampler, max_model_len=setup.target_max)
     blocks = BlockManager(
         num_blocks=setup.num_blocks, block_size=setup.block_size, num_host_blocks=setup.num_host_blocks
     )
-    return Scheduler(
-        SpecDecodeWorker(_proposer(setup), target, StageTimer(CPU)),
-        blocks,
-        max_num_seqs=setup.batch,
+    proposer = _proposer(setup)
+    lengths = ProposalLengths(
         max_proposal_len=0 if setup.proposer == "none" else setup.k,
-        stop=StopCriteria(decode),
-        preemption="swap" if setup.preemption == "swap" else "recompute",
+        target_max=setup.target_max,
+        draft_max=proposer.max_model_len,
+    )
+    return NativeEngine(
+        SpecDecodeWorker(proposer, target, StageTimer(CPU)),
+        Scheduler(
+            blocks,
+            max_num_seqs=setup.batch,
+            max_proposal_len=lengths.max_proposal_len,
+            swap=setup.preemption == "swap",
+        ),
+        lengths,
+        StopCriteria(decode),
     )

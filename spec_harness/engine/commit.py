@@ -12,6 +12,7 @@ def round_record(
     round_index: int,
     skip_reason: SkipReason | None,
     stop_index: int | None,
+    ended_s: float,
 ) -> RoundRecord:
     """The record of one round; ``stop_index`` is the place of the first ending token among the emitted ones.
 
@@ -46,4 +47,5 @@ def round_record(
         target_entropy=outcome.target_entropy[:counted],
         kl_target_draft=outcome.kl_target_draft[:counted],
         target_rank_in_draft=outcome.target_rank_in_draft[:counted],
+        ended_s=ended_s,
     )

@@ -6,9 +6,11 @@ The LightningModule, the gate, the step profile and the warm-up see this and not
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from spec_harness.requests import Request, RequestRecord
+from spec_harness.requests import Request, RequestRecord, RoundRecord
+
+ModelRole = Literal["target", "draft"]
 
 
 @dataclass
@@ -44,12 +46,67 @@ class EngineReport:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class SequenceState:
+    """A running sequence between two steps."""
+
+    seq_id: int
+    token_ids: list[int]  # prompt and output
+    last_round: RoundRecord | None
+
+
+@dataclass(frozen=True)
+class CacheReading:
+    """What one model's KV cache holds of one sequence."""
+
+    num_computed_tokens: int  # by the engine's own account
+    error: float  # largest difference from a fresh prefill, as a share of the largest value in its layer
+
+
+@runtime_checkable
+class CacheProbe(Protocol):
+    """Reads an engine's KV caches between two steps. Changes nothing."""
+
+    def sequences(self) -> list[SequenceState]:
+        """The running ones."""
+        ...
+
+    def read(self, role: ModelRole, seq_id: int, token_ids: list[int]) -> CacheReading | None:
+        """What is cached at the positions of ``token_ids``, the sequence's first ones, against a fresh prefill of them;
+        ``None`` if that model has no KV cache."""
+        ...
+
+
+@runtime_checkable
+class StageProbe(Protocol):
+    """Times single stages on the running sequences between two steps, with the device idle before and after. No step
+    may follow, since the sequences' KV blocks grow."""
+
+    def stage_s(self) -> Mapping[str, float]:
+        """Seconds of each stage in the steps so far."""
+        ...
+
+    def context_lens(self) -> list[int]:
+        """Tokens of each running sequence."""
+        ...
+
+    def score_s(self, proposal_len: int) -> float:
+        """Seconds of one scoring pass over proposals of that length; 0: over the last token alone."""
+        ...
+
+    def draft_s(self, num_steps: int) -> float | None:
+        """Seconds of one draft step among ``num_steps`` with nothing to catch up; ``None`` if no model drafts."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What an engine can give beside token ids."""
 
     rounds: bool  # a record for each round
     probabilities: bool  # draft and target probabilities in them
+    cache: CacheProbe | None = None  # None: the gate has nothing to read
+    stages: StageProbe | None = None  # None: no step times
 
 
 @runtime_checkable

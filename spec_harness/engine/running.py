@@ -1,5 +1,6 @@
-"""Sequences as the scheduler holds them."""
+"""Sequences as the engine's loop holds them."""
 
+import time
 from dataclasses import dataclass, field, replace
 
 from spec_harness.requests import Request, RequestRecord, RoundRecord, SequenceData, SequenceMetadata, StopReason
@@ -12,6 +13,8 @@ class RunningSequence:
     request: Request
     metadata: SequenceMetadata  # its block table is refreshed before each forward
     admitted: float  # seconds, monotonic clock
+    admitted_at: float  # seconds, Unix time
+    queued_s: float  # from its arrival to its admission
     first_token: float = 0.0
     engine_s: float = 0.0  # its share of the steps it took part in, seconds
     preemptions: int = 0
@@ -20,7 +23,7 @@ class RunningSequence:
     finished: float = 0.0
 
     @classmethod
-    def start(cls, request: Request, *, seq_id: int, sample: int, now: float) -> "RunningSequence":
+    def start(cls, request: Request, *, seq_id: int, sample: int, now: float, queued: float) -> "RunningSequence":
         metadata = SequenceMetadata(
             request_id=request.request_id,
             seq_id=seq_id,
@@ -29,7 +32,7 @@ class RunningSequence:
             sampling=request.sampling,
             sample=sample,
         )
-        return cls(request, metadata, now)
+        return cls(request, metadata, admitted=now, admitted_at=time.time(), queued_s=queued)
 
     @property
     def seq_id(self) -> int:
@@ -61,6 +64,8 @@ class RunningSequence:
             time_to_first_token=self.first_token - self.admitted,
             time_per_output_token=(self.finished - self.first_token) / later if later else None,
             engine_s=self.engine_s,
+            admitted_at=self.admitted_at,
+            queued_s=self.queued_s,
             preemptions=self.preemptions,
             rounds=self.rounds,
         )

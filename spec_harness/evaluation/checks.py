@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from spec_harness.engine.native import EngineSettings, NgramSettings
+from spec_harness.engine import EngineSettings, NgramSettings
 from spec_harness.models.load import LoadedModel
 from spec_harness.requests import RequestRecord
 from spec_harness.results.schema import BaselineEquality, Check

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spec_harness.engine.engine import Engine, EngineReport, EngineStats
+from spec_harness.engine import Engine, EngineReport, EngineStats
 from spec_harness.requests import Request, RequestRecord
 
 

@@ -10,7 +10,7 @@ import wandb
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
-from spec_harness.engine.engine import EngineStats
+from spec_harness.engine import EngineStats
 from spec_harness.errors import UserError
 from spec_harness.evaluation.callbacks import EvalCallback
 from spec_harness.evaluation.engine_run import EngineRun

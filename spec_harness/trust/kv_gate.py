@@ -11,19 +11,21 @@ from math import inf, isfinite
 
 import torch
 
-from spec_harness.engine.native import EngineSettings, SamplerSettings, build_scheduler
-from spec_harness.engine.running import RunningSequence
-from spec_harness.engine.scheduler import Scheduler
-from spec_harness.engine.stopping import StopCriteria
+from spec_harness.engine import (
+    CacheProbe,
+    Engine,
+    EngineSettings,
+    ModelRole,
+    SamplerSettings,
+    SequenceState,
+    StopCriteria,
+    build_engine,
+)
 from spec_harness.kv_cache.block_manager import blocks_for
-from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.models.load import LoadedModel
 from spec_harness.models.paged_check import dense_logits
-from spec_harness.proposers.draft_model import DraftModelTop1Proposer
 from spec_harness.requests import Request, RequestRecord, SamplingParams
 from spec_harness.results.schema import Check
-from spec_harness.worker.model_runner import ModelRunner, QueryRow
-from spec_harness.worker.worker import Worker
 
 # Largest difference of a cached key or value that rounding explains, as a share of its layer's largest. A slot that was
 # not written, or holds another token's, differs by about 1.
@@ -109,7 +111,7 @@ def _requests(size: GateSize, models: Sequence[LoadedModel], prompts: Sequence[S
 
 def _engine(
     target: LoadedModel, draft: LoadedModel | None, settings: EngineSettings, requests: Sequence[Request]
-) -> Scheduler:
+) -> Engine:
     """The run's engine in small: greedy, with room for all the gate's requests and not more."""
     longest = max(len(r.prompt_token_ids) + r.sampling.max_new_tokens for r in requests)
     small = replace(
@@ -123,11 +125,11 @@ def _engine(
         target_sampling=SamplerSettings(),
         draft_sampling=SamplerSettings(),
     )
-    return build_scheduler(target, draft, small, StopCriteria(lambda token_ids: ""))
+    return build_engine(target, draft, small, StopCriteria(lambda token_ids: ""))
 
 
 class _Watch:
-    """Runs engines and looks into their caches after every step; figures by the role of the model."""
+    """Runs engines and looks into the caches that they show, after every step; figures by the role of the model."""
 
     def __init__(self) -> None:
         self._kv_error: dict[str, float] = {}
@@ -138,32 +140,33 @@ class _Watch:
         """An engine whose bookkeeping is wrong may not be able to go on."""
         return any(self._deviation.values())
 
-    def run(self, engine: Scheduler, requests: Sequence[Request], *, own_draft: bool = False) -> list[RequestRecord]:
+    def run(self, engine: Engine, requests: Sequence[Request], *, own_draft: bool = False) -> list[RequestRecord]:
         """The records of the finished requests: all of them, unless something is ``broken``."""
         for request in requests:
             engine.add(request)
         records: list[RequestRecord] = []
         while engine.num_unfinished and not self.broken:
             records += engine.step()
-            for seq in engine.running:
-                self._look(engine, seq, "target" if own_draft else "draft")
+            if engine.capabilities.cache is not None:
+                self._look(engine.capabilities.cache, "target" if own_draft else "draft")
         return records
 
-    def _look(self, engine: Scheduler, seq: RunningSequence, drafting: str) -> None:
-        table = engine.blocks.block_table(seq.seq_id)
-        self._compare("target", engine.worker.target, seq, table, len(seq.data) - 1)
-        proposer = engine.worker.proposer
-        if isinstance(proposer, DraftModelTop1Proposer) and seq.rounds and seq.rounds[-1].proposal_len:
-            last = seq.rounds[-1]
-            # Fed up to the last token but one of the proposal; of that, what was accepted counts.
-            computed = last.context_len + min(last.proposal_len - 1, last.num_accepted)
-            self._compare(drafting, proposer.worker, seq, table, computed)
+    def _look(self, cache: CacheProbe, drafting: ModelRole) -> None:
+        for seq in cache.sequences():
+            self._compare(cache, "target", "target", seq, len(seq.token_ids) - 1)
+            last = seq.last_round
+            if last is not None and last.proposal_len:
+                # Fed up to the last token but one of the proposal; of that, what was accepted counts.
+                computed = last.context_len + min(last.proposal_len - 1, last.num_accepted)
+                self._compare(cache, "draft", drafting, seq, computed)
 
-    def _compare(self, role: str, worker: Worker, seq: RunningSequence, table: list[int], computed: int) -> None:
-        deviation = float(abs(worker.num_computed_tokens(seq.seq_id) - computed))
-        error = _kv_error(worker, seq.data.token_ids[:computed], table)
-        self._deviation[role] = max(self._deviation.get(role, 0.0), deviation)
-        self._kv_error[role] = max(self._kv_error.get(role, 0.0), error if isfinite(error) else inf)
+    def _compare(self, cache: CacheProbe, role: ModelRole, named: ModelRole, seq: SequenceState, computed: int) -> None:
+        reading = cache.read(role, seq.seq_id, seq.token_ids[:computed])
+        if reading is None:
+            return
+        deviation = float(abs(reading.num_computed_tokens - computed))
+        self._deviation[named] = max(self._deviation.get(named, 0.0), deviation)
+        self._kv_error[named] = max(self._kv_error.get(named, 0.0), reading.error if isfinite(reading.error) else inf)
 
     def checks(self, models: Mapping[str, LoadedModel]) -> list[Check]:
         return [
@@ -178,26 +181,6 @@ class _Watch:
                 _check(f"{role}: tokens in the KV cache after a round (deviation)", self._deviation.get(role), 0.0),
             )
         ]
-
-
-def _kv_error(worker: Worker, token_ids: list[int], block_table: list[int]) -> float:
-    """Largest difference between the cached keys and values of these tokens and a fresh prefill of them, as a share of
-    the largest in each layer."""
-    cache = worker.runner.cache
-    size, count = cache.block_size, len(token_ids)
-    fresh = KVCache.like(cache, num_blocks=blocks_for(count, size))
-    own_table = list(range(1, fresh.num_blocks + 1))
-    ModelRunner(worker.runner.model, fresh).run([QueryRow(block_table=own_table, start=0, token_ids=token_ids)])
-    slots, wanted = (
-        torch.tensor([[table[p // size] * size + p % size for p in range(count)]], device=cache.device)
-        for table in (block_table, own_table)
-    )
-    errors = []
-    for layer in range(len(cache.keys)):
-        for ours, theirs in zip(cache.gather(layer, slots), fresh.gather(layer, wanted), strict=True):
-            scale = theirs.float().abs().max()
-            errors.append(float((ours.float() - theirs.float()).abs().max() / scale.clamp_min(1e-30)))
-    return max(errors)
 
 
 def _margin_lost(model: LoadedModel, target: LoadedModel, context: list[int], chosen: list[int]) -> float:

@@ -7,21 +7,16 @@ says that something else than acceptance and step times decides.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import torch
 
-from spec_harness.engine.native import EngineSettings, NgramSettings, build_scheduler
-from spec_harness.engine.scheduler import Scheduler
-from spec_harness.engine.scorer import TargetScorer
-from spec_harness.engine.stopping import StopCriteria
+from spec_harness.engine import Engine, EngineSettings, NgramSettings, StageProbe, StopCriteria, build_engine
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.models.load import LoadedModel
-from spec_harness.proposers.base import SpeculativeProposals
-from spec_harness.proposers.draft_model import DraftModelTop1Proposer
-from spec_harness.requests import Request, SamplingParams, SequenceMetadata
+from spec_harness.requests import Request, SamplingParams
 
 _WARM_UP, _REPEATS = 3, 15  # calls of each kind
 # Engine steps. In a turn an engine finds the caches full of the other's weights, as it never does in a run: the first
@@ -72,7 +67,7 @@ def measure_steps(
 ) -> StepTimes | None:
     """Runs the baseline's engine and the speculative one on ``batch`` of the prompts, then single stages.
 
-    ``None`` if a model's maximum length leaves no room for that.
+    ``None`` if a model's maximum length leaves no room for that, or an engine times no stages.
     """
     steps = _TURNS * (_SETTLE + _MEASURED) + 1
     room = steps * (settings.max_proposal_len + 1) + 2  # tokens that the measured steps may emit
@@ -91,15 +86,21 @@ def measure_steps(
     )
     requests = [_request(i, prompt, room) for i, prompt in enumerate(chosen)]
     stop = StopCriteria(_no_text)
-    baseline = build_scheduler(target, None, roomy, stop)
-    speculative = build_scheduler(target, draft, roomy, stop)
+    baseline = build_engine(target, None, roomy, stop)
+    speculative = build_engine(target, draft, roomy, stop)
+    stages = speculative.capabilities.stages
+    if stages is None:
+        return None
     plain, drafting = _steps([baseline, speculative], requests)
-    rows = [seq.metadata for seq in speculative.running]
-    score = _score_times(speculative, rows, target.vocab_size)
-    draft_step = _draft_step(speculative, rows, drafting)
+    score = [
+        _median([stages.score_s(length) for _ in range(_WARM_UP + _REPEATS)])
+        for length in range(settings.max_proposal_len + 1)
+    ]
+    draft_step = _draft_step(stages, settings.max_proposal_len, drafting)
+    lens = stages.context_lens()
     return StepTimes(
         batch=batch,
-        context_len=sum(len(row.data) for row in rows) // max(1, len(rows)),
+        context_len=sum(lens) // max(1, len(lens)),
         target_step_s=plain.wall_s,
         target_forward_s=score[0],
         draft_step_s=draft_step,
@@ -126,7 +127,7 @@ def _request(index: int, prompt: list[int], max_new_tokens: int) -> Request:
     return Request(request_id=f"profile-{index}", prompt="", prompt_token_ids=prompt, sampling=params)
 
 
-def _steps(engines: Sequence[Scheduler], requests: Sequence[Request]) -> list[_EngineStep]:
+def _steps(engines: Sequence[Engine], requests: Sequence[Request]) -> list[_EngineStep]:
     """Every request runs in each engine. The engines take turns, so that a machine that gets slower or faster meanwhile
     does so for all of them."""
     for engine in engines:
@@ -147,84 +148,37 @@ def _steps(engines: Sequence[Scheduler], requests: Sequence[Request]) -> list[_E
     ]
 
 
-def _step(engine: Scheduler) -> _EngineStep:
-    timer, stats = engine.worker.timer, engine.stats
-    proposing, drafted, rows = timer.seconds().get("propose", 0.0), stats.num_draft_tokens, stats.rows_run
+def _step(engine: Engine) -> _EngineStep:
+    before, proposing = replace(engine.stats), _proposing_s(engine)
     began = time.perf_counter()
     engine.step()
     wall = time.perf_counter() - began
+    stats = engine.stats
     return _EngineStep(
         wall_s=wall,
-        propose_s=timer.seconds().get("propose", 0.0) - proposing,
-        proposal_len=(stats.num_draft_tokens - drafted) / max(1, stats.rows_run - rows),
+        propose_s=_proposing_s(engine) - proposing,
+        proposal_len=(stats.num_draft_tokens - before.num_draft_tokens) / max(1, stats.rows_run - before.rows_run),
     )
 
 
-def _draft_step(engine: Scheduler, rows: Sequence[SequenceMetadata], step: _EngineStep) -> float:
-    """One draft step, from multi-step calls that have nothing to catch up."""
-    proposer = engine.worker.proposer
-    k = engine.max_proposal_len
-    if not isinstance(proposer, DraftModelTop1Proposer):
-        return step.propose_s / max(1.0, step.proposal_len)
-    worker, target = proposer.worker, engine.worker.target
-
-    def call() -> None:
-        for row in rows:
-            worker.rewind(row.seq_id, len(row.data))
-        worker.execute_model_multi_step(_with_room(engine, rows, k), k)
-
-    def target_pass() -> None:
-        """In a run the target's weights pass through the caches between two proposals."""
-        for row in rows:
-            target.rewind(row.seq_id, len(row.data))
-        target.compute_logits(_with_room(engine, rows, 0))
-
-    return _time(call, worker.runner.device, between=target_pass) / k
+def _proposing_s(engine: Engine) -> float:
+    stages = engine.capabilities.stages
+    return 0.0 if stages is None else stages.stage_s().get("propose", 0.0)
 
 
-def _score_times(engine: Scheduler, rows: Sequence[SequenceMetadata], vocab_size: int) -> list[float]:
-    """Seconds of a scoring forward by proposal length, 0 ... k."""
-    target, k = engine.worker.target, engine.max_proposal_len
-    scorer, device = TargetScorer(target), target.runner.device
-    times = []
-    for length in range(k + 1):
-        last = [row.data.token_ids[-1:] * length for row in rows]
-        ids = torch.tensor(last, dtype=torch.int64, device=device).view(len(rows), length)
-        probs = torch.zeros(len(rows), length, vocab_size, device=device)
-        proposals = SpeculativeProposals(ids, probs, torch.full((len(rows),), length))
-
-        def call(proposals: SpeculativeProposals = proposals, length: int = length) -> None:
-            for row in rows:
-                target.rewind(row.seq_id, len(row.data))
-            scorer.score(_with_room(engine, rows, length), proposals)
-
-        times.append(_time(call, device))
-    return times
+def _draft_step(stages: StageProbe, k: int, step: _EngineStep) -> float:
+    """One draft step; in a run the target's weights pass through the caches between two proposals. Of what no model
+    drafts, one token's share of the time."""
+    seconds: list[float] = []
+    for _ in range(_WARM_UP + _REPEATS):
+        stages.score_s(0)
+        drafting = stages.draft_s(k)
+        if drafting is None:
+            return step.propose_s / max(1.0, step.proposal_len)
+        seconds.append(drafting)
+    return _median(seconds)
 
 
-def _with_room(engine: Scheduler, rows: Sequence[SequenceMetadata], length: int) -> list[SequenceMetadata]:
-    ready = []
-    for row in rows:
-        engine.blocks.grow(row.seq_id, len(row.data) + length)
-        ready.append(replace(row, block_table=engine.blocks.block_table(row.seq_id)))
-    return ready
-
-
-def _time(call: Callable[[], None], device: torch.device, *, between: Callable[[], None] | None = None) -> float:
-    """Median seconds of ``call``, warm, the device idle before and after. ``between`` runs before each, untimed."""
-    seconds = []
-    for repeat in range(_WARM_UP + _REPEATS):
-        if between is not None:
-            between()
-        _synchronize(device)
-        began = time.perf_counter()
-        call()
-        _synchronize(device)
-        if repeat >= _WARM_UP:
-            seconds.append(time.perf_counter() - began)
-    return median(seconds)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _median(seconds: Sequence[float]) -> float:
+    """Of the calls after the first ones, which warm up."""
+    return median(seconds[_WARM_UP:])

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from spec_harness.config import EvalConfig, SamplingConfig
+from spec_harness.engine.native import NativeEngine
 from spec_harness.engine.running import RunningSequence
-from spec_harness.engine.scheduler import Scheduler
 from spec_harness.errors import UserError
 from spec_harness.kv_cache.block_manager import BlockManager, blocks_for
 from spec_harness.kv_cache.kv_cache import KVCache
@@ -74,12 +74,12 @@ def test_the_prompt_is_fed_once_and_held_once(target: LoadedModel, draft: Loaded
     for seen in (target_ids, draft_ids):
         assert seen[0].numel() == prompt_len
         assert all(ids.numel() <= SAMPLES * 5 for ids in seen[1:])
-    tables = [engine.blocks.block_table(seq.seq_id) for seq in engine.running]
+    tables = [engine.scheduler.blocks.block_table(seq.seq_id) for seq in engine.running]
     shared, own = prompt_len // SIZE, blocks_for(prompt_len + 5, SIZE) - prompt_len // SIZE
     assert len({tuple(table[:shared]) for table in tables}) == 1
     assert len({block for table in tables for block in table[shared:]}) == SAMPLES * own
-    assert engine.blocks.num_allocated == shared + SAMPLES * own
-    engine.blocks.check_integrity()
+    assert engine.scheduler.blocks.num_allocated == shared + SAMPLES * own
+    engine.scheduler.blocks.check_integrity()
 
 
 def test_a_shared_token_is_held_once_in_the_counters_too(target: LoadedModel, draft: LoadedModel) -> None:
@@ -97,7 +97,7 @@ def test_a_shared_token_is_held_once_in_the_counters_too(target: LoadedModel, dr
 def test_no_write_of_one_sample_reaches_another(target: LoadedModel, draft: LoadedModel) -> None:
     largest = 0.0
 
-    def look(engine: Scheduler) -> None:
+    def look(engine: NativeEngine) -> None:
         nonlocal largest
         largest = max(largest, largest_kv_difference(engine))
 
@@ -199,7 +199,7 @@ def test_a_group_waits_until_all_its_samples_have_a_slot(target: LoadedModel, dr
     engine = scheduler(target, draft, **SAMPLED)
     requests = [request(0, TEXT[:5], max_new_tokens=9), replace(asked(10), request_id="r1")]
     starts: list[int] = []
-    run_samples(engine, requests, after_step=lambda e: starts.append(e.num_running))
+    run_samples(engine, requests, after_step=lambda e: starts.append(len(e.running)))
     assert set(starts) <= {1, 4, 3, 2, 0}
     assert starts[0] == 1
 

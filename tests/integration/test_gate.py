@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from spec_harness.engine.native import EngineSettings
+from spec_harness.engine import EngineSettings
 from spec_harness.errors import UserError
 from spec_harness.models.configured import ASSETS, quiet_transformers
 from spec_harness.models.load import LoadedModel, prepare
@@ -112,7 +112,7 @@ def test_a_draft_that_is_never_accepted_leaves_no_fault_unseen(monkeypatch: pyte
         return [check.name for check in checks if check.verdict == "fail"]
 
     assert not failed()
-    monkeypatch.setattr("spec_harness.engine.native.MultiStepWorker", LastTokenOnlyWorker)
+    monkeypatch.setattr("spec_harness.engine.factory.MultiStepWorker", LastTokenOnlyWorker)
     assert any("tokens in the KV cache" in name for name in failed())
 
 

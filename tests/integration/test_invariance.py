@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec_harness.engine.native import NgramSettings
-from spec_harness.engine.scheduler import Scheduler
+from spec_harness.engine import NgramSettings
+from spec_harness.engine.native import NativeEngine
 from spec_harness.models.load import LoadedModel
 from spec_harness.requests import Request, RequestRecord
 from spec_harness.worker.model_runner import ModelRunner
@@ -40,7 +40,9 @@ class Case:
             for i, text in enumerate(texts)
         ]
 
-    def play(self, requests: list[Request] | None = None, **options: Any) -> tuple[dict[str, RequestRecord], Scheduler]:
+    def play(
+        self, requests: list[Request] | None = None, **options: Any
+    ) -> tuple[dict[str, RequestRecord], NativeEngine]:
         engine = scheduler(self.target, self.draft, **self.sampling, **options)
         return run(engine, self.requests() if requests is None else requests), engine
 
@@ -108,4 +110,4 @@ def test_a_small_pool_costs_preemptions_and_nothing_else(
     assert {i: drawn(r) for i, r in records.items()} == expected
     assert sum(r.preemptions for r in records.values()) == engine.stats.preemptions > 0
     assert engine.stats.swaps == (engine.stats.preemptions if preemption == "swap" else 0)
-    assert engine.blocks.peak_allocated <= num_blocks
+    assert engine.scheduler.blocks.peak_allocated <= num_blocks

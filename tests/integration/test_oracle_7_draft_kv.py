@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from spec_harness.engine import native as engine_module
-from spec_harness.engine.scheduler import Scheduler
+from spec_harness.engine.native import NativeEngine
 from spec_harness.kv_cache.block_manager import BlockManager
 from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.models.load import LoadedModel
@@ -43,7 +43,7 @@ class Watch:
         self.difference = 0.0
         self.seen: Counter[str] = Counter()
 
-    def __call__(self, engine: Scheduler) -> None:
+    def __call__(self, engine: NativeEngine) -> None:
         self.difference = max(self.difference, largest_kv_difference(engine))
         for seq in engine.running:
             rounds = seq.rounds[-1:]
@@ -54,7 +54,7 @@ class Watch:
             self.seen["forked"] += seq.metadata.sample > 0
 
 
-def watch(target: LoadedModel, draft: LoadedModel, **options: object) -> tuple[Watch, Scheduler]:
+def watch(target: LoadedModel, draft: LoadedModel, **options: object) -> tuple[Watch, NativeEngine]:
     found = Watch()
     engine = scheduler(target, draft, **{"batch": 5, "block_size": SIZE, "temperature": 0.5, **options})
     run_samples(engine, requests(), before_step=poison_unowned_blocks, after_step=found)
@@ -165,7 +165,7 @@ def test_a_planted_fault_is_noticed(
     fault(monkeypatch)
     found, engine = Watch(), scheduler(target, draft, batch=5, block_size=SIZE, temperature=0.5, num_blocks=40)
 
-    def look(running: Scheduler) -> None:
+    def look(running: NativeEngine) -> None:
         found(running)
         assert found.difference <= TOLERANCE, "a slot does not hold what it should"
 

@@ -16,13 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_harness.engine.running import RunningSequence
-from spec_harness.engine.scheduler import Scheduler
+from spec_harness.engine.native import NativeEngine
 from spec_harness.kv_cache.block_manager import BlockManager, blocks_for
 from spec_harness.kv_cache.cache_ops import BlockPair, CacheOps
 from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
-from spec_harness.requests import Request, RequestRecord, SkipReason
+from spec_harness.requests import Request, RequestRecord
 from spec_harness.worker.worker import Worker
 from tests.helpers import request
 from tests.inspection import assert_nothing_left, drawn, poison_unowned_blocks
@@ -83,7 +82,7 @@ def scenarios(draw: Callable[..., Any]) -> Scenario:
 
 
 @torch.inference_mode()
-def play(engine: Scheduler, arrivals: Sequence[tuple[int, Request]]) -> dict[tuple[str, int], RequestRecord]:
+def play(engine: NativeEngine, arrivals: Sequence[tuple[int, Request]]) -> dict[tuple[str, int], RequestRecord]:
     """All records; after every step nothing may be wrong with the blocks."""
     waiting, finished, step = list(arrivals), {}, 0
     while waiting or engine.num_unfinished:
@@ -94,16 +93,16 @@ def play(engine: Scheduler, arrivals: Sequence[tuple[int, Request]]) -> dict[tup
         before = 0 if oldest is None else len(oldest.data)
         records = engine.step()
         finished |= {(record.request_id, record.sample): record for record in records}
-        engine.blocks.check_integrity()
+        engine.scheduler.blocks.check_integrity()
         # Whoever is oldest goes on, so everyone's turn comes; but what a prefill has finished is handed out first.
         assert oldest is None or len(oldest.data) > before or any(not record.rounds for record in records)
-        assert engine.num_running <= engine._max_num_seqs
+        assert len(engine.running) <= engine.scheduler._max_num_seqs
         step += 1
         assert step < 1000
     return finished
 
 
-def check(scenario: Scenario) -> Scheduler:
+def check(scenario: Scenario) -> NativeEngine:
     """Raises ``AssertionError`` if the small pool shows. Returns its engine."""
     setup, asked = scenario
     requests = [a.request(index) for index, a in enumerate(asked)]
@@ -203,12 +202,17 @@ def host_blocks_leaked(patch: pytest.MonkeyPatch) -> None:
 def shortened_for_lack_of_blocks(patch: pytest.MonkeyPatch) -> None:
     """What must not be: a proposal that depends on how full the pool is."""
 
-    def plan(self: Scheduler, seq: RunningSequence) -> tuple[int, SkipReason | None]:
-        length, reason = whole(self, seq)
-        return (length, reason) if self.blocks.num_free or length < 2 else (1, reason)
+    def plan(self: NativeEngine) -> Any:
+        lengths = self.lengths
+        if not self.scheduler.blocks.num_free:
+            self.lengths = replace(lengths, max_proposal_len=1)
+        try:
+            return whole(self)
+        finally:
+            self.lengths = lengths
 
-    whole = Scheduler._plan
-    patch.setattr(Scheduler, "_plan", plan)
+    whole = NativeEngine._plan
+    patch.setattr(NativeEngine, "_plan", plan)
 
 
 def crowd(seed: int) -> Scenario:

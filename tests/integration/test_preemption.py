@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from spec_harness.engine.scheduler import Scheduler
+from spec_harness.engine.native import NativeEngine
 from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.models.load import LoadedModel
@@ -68,7 +68,7 @@ def test_the_newest_is_preempted_and_comes_back_before_anyone_new(
 ) -> None:
     came_back: set[int] = set()
 
-    def look(engine: Scheduler) -> None:
+    def look(engine: NativeEngine) -> None:
         running = [seq.seq_id for seq in engine.running]
         preempted = [seq.seq_id for seq in engine._preempted]
         assert running == sorted(running)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from spec_harness.engine.native import NgramSettings
+from spec_harness.engine import NgramSettings
 from spec_harness.engine.round import NonFiniteLogitsError
 from spec_harness.models.load import LoadedModel
 from spec_harness.models.paged_check import dense_logits

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from spec_harness.engine.native import NgramSettings
+from spec_harness.engine import NgramSettings
 from spec_harness.models.load import LoadedModel
 from spec_harness.models.paged_check import dense_logits
 from spec_harness.requests import RequestRecord

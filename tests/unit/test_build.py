@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from spec_harness.build import Evaluation, build
 from spec_harness.config import EvalConfig
-from spec_harness.engine.native import SamplerSettings
+from spec_harness.engine import SamplerSettings
 from spec_harness.errors import UserError
 from spec_harness.results.timing import BASELINE, SPECULATIVE
 from tests.run_helpers import random_checkpoint

@@ -27,6 +27,7 @@ def commit(drafted: list[int], accepted: int, last: int, *, passed: list[bool] |
         round_index=2,
         skip_reason=None,
         stop_index=emitted.index(END) if END in emitted else None,
+        ended_s=0.5,
     )
     assert len(record.draft_token_ids) == len(record.draft_probs) == len(record.target_probs) == record.proposal_len
     assert len(record.output_token_ids) == record.num_emitted

@@ -1,6 +1,6 @@
 import pytest
 
-from spec_harness.engine.proposal_length import plan_proposal_len
+from spec_harness.engine.proposal_length import ProposalLengths
 from tests.helpers import metadata
 
 
@@ -15,7 +15,7 @@ def plan(
     draft_max: int | None = None,
 ) -> tuple[int, str | None]:
     m = metadata(0, [1] * (length - generated), [], [2] * generated, max_new_tokens=budget, max_proposal_len=cap)
-    return plan_proposal_len(m, max_proposal_len=k, target_max=target_max, draft_max=draft_max)
+    return ProposalLengths(max_proposal_len=k, target_max=target_max, draft_max=draft_max).plan(m, batch=1)
 
 
 @pytest.mark.parametrize("draft_max", [32, 33])

@@ -1,159 +1,103 @@
-import copy
+"""Who runs, who waits and who is preempted, on plain integers."""
 
 import pytest
-import torch
 
-from spec_harness.engine.round import NonFiniteLogitsError
-from spec_harness.models.load import LoadedModel, prepare
-from tests.helpers import acceptance_rate, prompts, request, run, scheduler, tiny_loaded
+from spec_harness.engine.scheduler import Demand, RoundPlan, RowDemand, Scheduler
+from spec_harness.kv_cache.block_manager import BlockManager
 
-PROMPTS = prompts(6, seed=4)
+SIZE = 4
 
 
-def test_a_small_pool_runs_fewer_at_a_time_and_changes_no_output(target: LoadedModel, draft: LoadedModel) -> None:
-    requests = [request(i, prompt) for i, prompt in enumerate(PROMPTS)]
-    roomy = scheduler(target, draft, batch=6, num_blocks=400)
-    expected = {i: r.token_ids for i, r in run(roomy, requests).items()}
-    largest = max(roomy.blocks_needed(r) for r in requests)
-    for num_blocks in (largest, largest + 3, 2 * largest):
-        engine = scheduler(target, draft, batch=6, num_blocks=num_blocks)
-        assert {i: r.token_ids for i, r in run(engine, requests).items()} == expected
-        assert engine.blocks.peak_allocated <= num_blocks
+def scheduler(
+    num_blocks: int = 8, *, max_num_seqs: int = 4, k: int = 3, host: int = 0, swap: bool = False
+) -> Scheduler:
+    blocks = BlockManager(num_blocks=num_blocks, block_size=SIZE, num_host_blocks=host)
+    return Scheduler(blocks, max_num_seqs=max_num_seqs, max_proposal_len=k, swap=swap)
 
 
-@pytest.mark.parametrize("k", [1, 4])
-def test_one_token_requests_end_with_their_prefill(target: LoadedModel, draft: LoadedModel, k: int) -> None:
-    engine = scheduler(target, draft, k=k)
-    records = run(engine, [request(i, prompt, max_new_tokens=1) for i, prompt in enumerate(PROMPTS)])
-    for record in records.values():
-        assert len(record.token_ids) == 1
-        assert record.rounds == []
-        assert record.stop_reason == "length"
-        assert record.time_per_output_token is None
-    assert engine.stats.num_steps == 0
+def grown(made: Scheduler, num_slots: int) -> RoundPlan:
+    """A round for which every running sequence asks for ``num_slots``."""
+    return made.plan([RowDemand(seq_id, num_slots, write_from=num_slots - 1) for seq_id in made.running])
 
 
-def test_an_end_of_sequence_as_the_first_token_ends_the_request(target: LoadedModel, draft: LoadedModel) -> None:
-    first = run(scheduler(target, draft), [request(0, PROMPTS[0])])["r0"].token_ids[0]
-    record = run(scheduler(target, draft), [request(0, PROMPTS[0], stop_token_ids=frozenset([first]))])["r0"]
-    assert record.token_ids == [first]
-    assert record.stop_reason == "eos"
+def test_sequences_are_admitted_while_there_are_slots() -> None:
+    made = scheduler(100, max_num_seqs=3)
+    assert made.admit(Demand(prompt_len=3, max_slots=20, num_samples=2)) == [0, 1]
+    assert made.has_free_slot
+    assert made.admit(Demand(prompt_len=3, max_slots=20, num_samples=2)) == []
+    assert made.admit(Demand(prompt_len=3, max_slots=20)) == [2]
+    assert not made.has_free_slot
+    made.finish(0)
+    assert made.running == (1, 2)
+    assert made.admit(Demand(prompt_len=3, max_slots=20)) == [3]
 
 
-def test_a_stop_string_ends_a_request(target: LoadedModel, draft: LoadedModel) -> None:
-    whole = run(scheduler(target, draft), [request(0, PROMPTS[0])])["r0"].token_ids
-    stop = f"{whole[6]} {whole[7]}"
-    record = run(scheduler(target, draft, stop_strings=(stop,)), [request(0, PROMPTS[0])])["r0"]
-    assert record.token_ids == whole[:8]
-    assert record.stop_reason == "stop"
+def test_admission_asks_for_the_blocks_of_a_first_round_and_not_more_than_the_request_can_fill() -> None:
+    made, first_round = scheduler(5), Demand(prompt_len=5, max_slots=20)  # 5 + 3 + 1 slots: 3 blocks
+    assert made.admit(first_round) == [0]
+    assert made.admit(first_round) == []
+    assert made.admit(Demand(prompt_len=5, max_slots=8)) == [1]
 
 
-def test_a_requests_own_cap_bounds_its_proposals_only(target: LoadedModel, draft: LoadedModel) -> None:
-    caps = [None, 0, 1, 2]
-    requests = [request(i, PROMPTS[0], max_proposal_len=cap) for i, cap in enumerate(caps)]
-    records = run(scheduler(target, draft, k=4), requests)
-    for r, cap in zip(requests, caps, strict=True):
-        record = records[r.request_id]
-        assert max(x.proposal_len for x in record.rounds) == (4 if cap is None else cap)
-        assert record.token_ids == records["r0"].token_ids
-    assert {x.skip_reason for x in records["r1"].rounds} <= {"cap", "budget"}
+def test_samples_share_the_blocks_of_their_prompt() -> None:
+    made = scheduler(8)
+    made.admit(Demand(prompt_len=8, max_slots=20, num_samples=3))
+    assert made.blocks.num_allocated == 2
+    assert len({tuple(made.blocks.block_table(seq_id)) for seq_id in made.running}) == 1
 
 
-def test_a_prompt_as_long_as_the_targets_maximum_is_refused(target: LoadedModel) -> None:
-    engine = scheduler(target, None)
-    with pytest.raises(ValueError, match="request r0: a prompt of 256 tokens"):
-        engine.add(request(0, [5] * 256))
-    with pytest.raises(ValueError, match="request r1: a prompt of 0 tokens"):
-        engine.add(request(1, []))
-    assert len(run(engine, [request(2, [5] * 255)])["r2"].token_ids) == 1
+@pytest.mark.parametrize(
+    ("demand", "message"),
+    [
+        (Demand(prompt_len=5, max_slots=33), "needs 9 KV blocks, the pool has 8"),
+        (Demand(prompt_len=5, max_slots=9, num_samples=5), "asks for 5 samples, where 1 to 4 can run"),
+        (Demand(prompt_len=5, max_slots=9, num_samples=0), "asks for 0 samples"),
+    ],
+)
+def test_what_can_never_run_is_refused(demand: Demand, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scheduler(8).check(demand)
 
 
-def test_a_request_that_the_pool_can_never_hold_is_refused_by_the_blocks_it_needs(target: LoadedModel) -> None:
-    engine = scheduler(target, None, block_size=8, num_blocks=4)
-    with pytest.raises(ValueError, match="request r0 needs 5 KV blocks, the pool has 4"):
-        engine.add(request(0, [5] * 14, max_new_tokens=20))  # 33 tokens are written
-    assert len(run(engine, [request(1, [5] * 13, max_new_tokens=20)])["r1"].token_ids) == 20
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_newest_gives_way_and_comes_back_before_anyone_new(swap: bool) -> None:
+    made = scheduler(5, k=0, host=8, swap=swap)
+    for _ in range(2):
+        made.admit(Demand(prompt_len=7, max_slots=16))
+    plan = grown(made, 9)
+    assert plan.seq_ids == [0]
+    assert plan.preempted == {1: swap}
+    assert len(plan.cache_ops.swap_out) == (2 if swap else 0)
+    assert (made.running, made.num_preempted) == ((0,), 1)
+    assert (plan.tokens_held, plan.slots_held) == (7, 12)
+    assert made.admit(Demand(prompt_len=1, max_slots=4)) == []
+    made.finish(0)
+    made.resume()
+    assert (made.running, made.num_preempted) == ((1,), 0)
+    assert len(grown(made, 9).cache_ops.swap_in) == (2 if swap else 0)
 
 
-def test_slots_stay_full_while_requests_wait(target: LoadedModel, draft: LoadedModel) -> None:
-    engine = scheduler(target, draft, batch=2)
-    for i, prompt in enumerate(PROMPTS):
-        engine.add(request(i, prompt, max_new_tokens=6 + 5 * i))
-    finished, rows = 0, 0
-    with torch.inference_mode():
-        while engine.num_waiting or engine.num_running:
-            could_fill = engine.num_waiting + engine.num_running >= 2
-            finished += len(engine.step())
-            engine.blocks.check_integrity()
-            assert engine.stats.rows_run - rows == (2 if could_fill else 1)
-            rows = engine.stats.rows_run
-    assert finished == len(PROMPTS)
-    assert engine.blocks.num_allocated == 0
+def test_a_full_host_means_recomputing() -> None:
+    made = scheduler(4, k=0, host=1, swap=True)
+    for _ in range(2):
+        made.admit(Demand(prompt_len=7, max_slots=16))
+    assert grown(made, 9).preempted == {1: False}
 
 
-def test_a_free_slot_is_one_that_no_request_waits_for(target: LoadedModel) -> None:
-    engine = scheduler(target, None, batch=2)
-    assert engine.has_free_slot
-    engine.add(request(0, PROMPTS[0]))
-    assert not engine.has_free_slot
-    with torch.inference_mode():
-        engine.step()
-        assert engine.has_free_slot
-        engine.add(request(1, PROMPTS[1]))
-        engine.step()
-    assert not engine.has_free_slot
+def test_a_preempted_sequence_asks_for_its_present_length() -> None:
+    made = scheduler(5, k=0)
+    for _ in range(2):
+        made.admit(Demand(prompt_len=7, max_slots=16))
+    made.extend(1, 2)
+    assert grown(made, 9).preempted == {1: False}
+    made.resume()  # 9 tokens: 3 blocks, where 2 are free
+    assert made.num_preempted == 1
 
 
-def test_finished_sequences_leave_no_state_behind(target: LoadedModel, draft: LoadedModel) -> None:
-    engine = scheduler(target, draft)
-    run(engine, [request(i, prompt) for i, prompt in enumerate(PROMPTS)])
-    assert not engine.worker.target._num_computed_tokens
-    assert not engine.worker.proposer.worker._num_computed_tokens
-
-
-def test_a_second_batch_through_used_blocks_gives_the_same(target: LoadedModel, draft: LoadedModel) -> None:
-    requests = [request(i, prompt) for i, prompt in enumerate(PROMPTS)]
-    engine = scheduler(target, draft, num_blocks=30)
-    first, second = run(engine, requests), run(engine, requests[::-1])
-    assert {i: r.token_ids for i, r in first.items()} == {i: r.token_ids for i, r in second.items()}
-
-
-def test_records_add_up(target: LoadedModel, draft: LoadedModel) -> None:
-    for record in run(scheduler(target, draft), [request(i, p) for i, p in enumerate(PROMPTS)]).values():
-        tokens = record.token_ids[:1] + [t for r in record.rounds for t in r.output_token_ids]
-        assert tokens == record.token_ids
-        assert [r.round for r in record.rounds] == list(range(len(record.rounds)))
-        assert [r.context_len for r in record.rounds] == [
-            len(record.prompt_token_ids) + 1 + sum(r.num_emitted for r in record.rounds[:i])
-            for i in range(len(record.rounds))
-        ]
-        for r in record.rounds:
-            assert (r.skip_reason is None) == (r.proposal_len > 0)
-            assert r.num_emitted == r.num_accepted + 1
-
-
-@pytest.mark.parametrize("faulty", ["target", "draft"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_nan_logits_stop_the_run_and_name_the_request(target: LoadedModel, faulty: str, temperature: float) -> None:
-    """One token's embedding is NaN, so only the request that holds it is hit."""
-    broken = prepare(copy.deepcopy(target.model), where="draft", max_model_len=None)
-    with torch.no_grad():
-        broken.model.get_input_embeddings().weight[77] = float("nan")
-    models = (broken, target) if faulty == "target" else (target, broken)
-    engine = scheduler(*models, temperature=temperature)
-    with pytest.raises(NonFiniteLogitsError, match=r"NaN or infinite logits for request r1$"):
-        run(engine, [request(i, ids, max_new_tokens=3) for i, ids in enumerate([[3, 4, 5], [3, 77, 5], [6, 7]])])
-
-
-@pytest.mark.parametrize("draft_vocab", [100, 150])
-def test_a_draft_of_another_vocabulary_size_changes_no_output(target: LoadedModel, draft_vocab: int) -> None:
-    """The target emits ids that a smaller draft has no embedding for; feeding them to it raised an IndexError."""
-    other = tiny_loaded(vocab_size=draft_vocab, seed=1)
-    requests = [request(i, prompt) for i, prompt in enumerate(PROMPTS)]
-    expected = run(scheduler(target, None), requests)
-    assert max(t for r in expected.values() for t in [*r.prompt_token_ids, *r.token_ids]) >= 100
-    records = run(scheduler(target, other), requests)
-    assert {i: r.token_ids for i, r in records.items()} == {i: r.token_ids for i, r in expected.items()}
-    assert acceptance_rate(records.values()) < 0.5
-    drafted = [t for record in records.values() for r in record.rounds for t in r.draft_token_ids]
-    assert max(drafted) < min(draft_vocab, 128)
+def test_block_moves_wait_for_the_next_round_and_are_handed_out_once() -> None:
+    made = scheduler(8, k=0)
+    made.admit(Demand(prompt_len=6, max_slots=16, num_samples=2))
+    plan = made.plan([RowDemand(seq_id, 7, write_from=6) for seq_id in made.running])
+    assert len(plan.cache_ops.copy) == 1  # the last to write keeps the block
+    assert plan.tokens_held == 12 - SIZE  # the full block that both share counts once
+    assert not grown(made, 7).cache_ops

@@ -12,8 +12,7 @@ from lightning import Trainer
 from spec_harness.build import build_engine
 from spec_harness.data.conversations import Conversations
 from spec_harness.data.encoder import PromptDataModule
-from spec_harness.engine.engine import Engine
-from spec_harness.engine.native import EngineSettings
+from spec_harness.engine import Engine, EngineSettings
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.evaluation.callbacks import EvalCallback
 from spec_harness.evaluation.engine_run import EngineRun

@@ -8,7 +8,7 @@ import pytest
 from lightning import LightningModule, Trainer
 from rich.console import Console
 
-from spec_harness.engine.engine import EngineReport, EngineStats
+from spec_harness.engine import EngineReport, EngineStats
 from spec_harness.evaluation import progress
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.module import SpecDecodeEvalModule

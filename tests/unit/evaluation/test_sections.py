@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from spec_harness.engine.engine import BlockUsage, EngineReport, EngineStats
+from spec_harness.engine import BlockUsage, EngineReport, EngineStats
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.sections import kv_results, limitations
 from spec_harness.results.schema import KVResults

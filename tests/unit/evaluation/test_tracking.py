@@ -10,7 +10,7 @@ import wandb
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from spec_harness.engine.engine import EngineReport, EngineStats
+from spec_harness.engine import EngineReport, EngineStats
 from spec_harness.errors import UserError
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.module import SpecDecodeEvalModule

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from spec_harness.engine.engine import EngineReport, EngineStats
+from spec_harness.engine import EngineReport, EngineStats
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.results.schema import TimingResults
 from spec_harness.results.timing import BASELINE, SPECULATIVE, timing_results

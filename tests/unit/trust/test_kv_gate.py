@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_harness.engine.native import EngineSettings
+from spec_harness.engine import EngineSettings
 from spec_harness.models.load import LoadedModel
 from spec_harness.results.schema import Check
 from spec_harness.trust.kv_gate import SIZES, IntegrityError, _requests, require, run_gate

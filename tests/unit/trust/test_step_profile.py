@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spec_harness.engine.native import EngineSettings, NgramSettings
+from spec_harness.engine import EngineSettings, NgramSettings
 from spec_harness.models.load import LoadedModel
 from spec_harness.proposers.ngram import NgramProposer
 from spec_harness.trust.step_profile import StepTimes, measure_steps
