@@ -61,10 +61,6 @@ class Scheduler:
         return tuple(self._running)
 
     @property
-    def num_preempted(self) -> int:
-        return len(self._preempted)
-
-    @property
     def has_free_slot(self) -> bool:
         return not self._preempted and len(self._running) < self._max_num_seqs
 

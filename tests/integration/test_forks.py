@@ -191,7 +191,7 @@ def test_a_sample_that_ends_with_its_first_token_leaves_the_others_alone(
 
 def test_more_samples_than_can_run_are_refused(target: LoadedModel) -> None:
     engine = scheduler(target, None, batch=3)
-    with pytest.raises(ValueError, match="request r0: 4 samples, where 1 to 3 can run"):
+    with pytest.raises(ValueError, match="request r0 asks for 4 samples, where 1 to 3 can run"):
         engine.add(asked(10))
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spec_harness.engine import native as engine_module
+from spec_harness.engine import factory as engine_module
 from spec_harness.models.load import LoadedModel
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import RequestRecord

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-from spec_harness.engine import native as engine_module
+from spec_harness.engine import factory as engine_module
 from spec_harness.engine.native import NativeEngine
 from spec_harness.kv_cache.block_manager import BlockManager
 from spec_harness.kv_cache.kv_cache import KVCache

@@ -70,7 +70,7 @@ def test_the_newest_is_preempted_and_comes_back_before_anyone_new(
 
     def look(engine: NativeEngine) -> None:
         running = [seq.seq_id for seq in engine.running]
-        preempted = [seq.seq_id for seq in engine._preempted]
+        preempted = list(engine.scheduler._preempted)
         assert running == sorted(running)
         assert preempted == sorted(preempted)
         assert not running or not preempted or max(running) < min(preempted)

@@ -68,12 +68,12 @@ def test_the_newest_gives_way_and_comes_back_before_anyone_new(swap: bool) -> No
     assert plan.seq_ids == [0]
     assert plan.preempted == {1: swap}
     assert len(plan.cache_ops.swap_out) == (2 if swap else 0)
-    assert (made.running, made.num_preempted) == ((0,), 1)
+    assert (made.running, list(made._preempted)) == ((0,), [1])
     assert (plan.tokens_held, plan.slots_held) == (7, 12)
     assert made.admit(Demand(prompt_len=1, max_slots=4)) == []
     made.finish(0)
     made.resume()
-    assert (made.running, made.num_preempted) == ((1,), 0)
+    assert (made.running, list(made._preempted)) == ((1,), [])
     assert len(grown(made, 9).cache_ops.swap_in) == (2 if swap else 0)
 
 
@@ -91,7 +91,7 @@ def test_a_preempted_sequence_asks_for_its_present_length() -> None:
     made.extend(1, 2)
     assert grown(made, 9).preempted == {1: False}
     made.resume()  # 9 tokens: 3 blocks, where 2 are free
-    assert made.num_preempted == 1
+    assert made.running == (0,)
 
 
 def test_block_moves_wait_for_the_next_round_and_are_handed_out_once() -> None:
