@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from spec_harness import run as run_module
-from spec_harness.cli.compose import CONFIG_NAME, VERSION_BASE, conf_dir, to_config
-from spec_harness.config import EvalConfig, register_schema
+from spec_harness.cli.application import CONFIG_NAME, VERSION_BASE, conf_dir, register_schema
+from spec_harness.cli.compose import to_config
+from spec_harness.config import EvalConfig
 from spec_harness.evaluation.tracking import RunningFigures
 
 LIMIT = 0.02  # of the run's time

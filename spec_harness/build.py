@@ -1,6 +1,6 @@
 """The composition root: from a checked configuration to the objects of one run. The only place that knows them all."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -9,11 +9,12 @@ import torch
 
 from spec_harness.config import EvalConfig
 from spec_harness.data.conversations import Conversations
-from spec_harness.data.encoder import PromptDataModule, PromptEncoder
+from spec_harness.data.encoder import PromptEncoder
 from spec_harness.data.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, rows_sha256, select_rows
 from spec_harness.engine import EngineSettings, NgramSettings, StopCriteria, build_engine, bytes_per_block
 from spec_harness.errors import UserError
 from spec_harness.evaluation.checks import NativeChecks
+from spec_harness.evaluation.datamodule import PromptDataModule
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.evaluation.provenance import model_identity, provenance
@@ -80,7 +81,7 @@ def build(config: EvalConfig) -> Evaluation:
         ]
     later_turns = sum(len(row.turns) - 1 for row in rows if row.turns)
     header = RunHeader(
-        config=asdict(config),
+        config=config.model_dump(),
         provenance=provenance(
             target=model_identity(target, name=model_name(config.target), revision=config.target.revision),
             draft=None

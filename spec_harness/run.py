@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 
 from lightning import Callback, Trainer, seed_everything
@@ -56,14 +55,14 @@ def _evaluate(
     shown = config.trainer.enable_progress_bar and config.verbose
     with phase("loading the models and comparing their paged logits with dense ones", shown=shown):
         evaluation = build(config)
-    settings = asdict(config.logger) | {"group": config.logger.group or sweep}
+    settings = config.logger.model_dump() | {"group": config.logger.group or sweep}
     loggers += make_loggers(**settings, run_dir=run_dir, config=evaluation.header.config)
     token_text = evaluation.encoder.token_text
     callbacks: list[Callback] = [KeepFiles(run_dir, token_text), KeepStatus(status)]
     callbacks += [RunningFigures(), WandbResults(token_text)] if loggers else []
     callbacks += [EvalProgress()] if shown else []
     trainer = Trainer(
-        **asdict(config.trainer) | {"enable_progress_bar": shown},
+        **config.trainer.model_dump() | {"enable_progress_bar": shown},
         logger=loggers or False,
         callbacks=callbacks,
         enable_checkpointing=False,

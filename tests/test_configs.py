@@ -9,8 +9,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from spec_harness.cli.compose import CONFIG_NAME, VERSION_BASE, conf_dir, to_config
-from spec_harness.config import EvalConfig, register_schema
+from spec_harness.cli.application import CONFIG_NAME, VERSION_BASE, conf_dir, register_schema
+from spec_harness.cli.command_line import parse
+from spec_harness.cli.compose import to_config
+from spec_harness.config import EvalConfig
 from spec_harness.errors import UserError
 
 GROUPS = ("draft", "target", "kv_cache", "proposal", "sampling", "data", "trainer", "logger", "experiment")
@@ -19,6 +21,7 @@ REQUIRED = {
     "draft=hf": "draft.path=org/name",
     "target=hf": "target.path=org/name",
     "data=jsonl": "data.path=prompts.jsonl",
+    "proposal=custom": "proposal._target_=my_module.MyProposer",
 }
 HEAVY = ("torch", "lightning", "transformers", "wandb", "pandas")
 
@@ -84,8 +87,25 @@ def test_a_path_replaces_the_packaged_prompts() -> None:
     assert config("data.path=prompts.jsonl").data.kind == "jsonl"
 
 
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [("draft.revision", "2.10"), ("target.revision", "12e4567"), ("data.category", "007"), ("logger.name", "7")],
+)
+def test_a_number_where_text_belongs_stays_as_it_was_written(override: str, text: str) -> None:
+    model = [f"{override.partition('.')[0]}=hf", f"{override.partition('.')[0]}.path=org/name"]
+    line = parse([*(model if "revision" in override else []), f"{override}={text}"])
+    group, key = override.split(".")
+    assert getattr(getattr(config(*line.overrides), group), key) == text
+
+
+def test_groups_that_take_further_keys() -> None:
+    assert config("trainer.limit_test_batches=2").trainer.model_dump()["limit_test_batches"] == 2
+    own = config("proposal=custom", "proposal._target_=my_module.Mine", "proposal.args.window=3").proposal
+    assert (own.kind, own.target_, own.args) == ("custom", "my_module.Mine", {"window": 3})
+
+
 def test_random_model_takes_further_keys() -> None:
-    draft = config("draft=random", "draft.config.hidden_size=32", "+draft.config.rope_theta=1e4").draft
+    draft = config("draft=random", "draft.config.hidden_size=32", "draft.config.rope_theta=1e4").draft
     assert (draft.config["hidden_size"], draft.config["rope_theta"]) == (32, 1e4)
 
 
@@ -111,8 +131,14 @@ def test_random_model_takes_further_keys() -> None:
         (["sampling.top_k=0"], "sampling.top_k must be at least 1, not 0"),
         (["sampling.stop=['']"], "sampling.stop must not hold an empty text"),
         (["trainer.devices=2"], "trainer.devices must be 1, not 2"),
-        (["logger.kinds=[tensorboard]"], "logger.kinds must be one of wandb, csv, not tensorboard"),
+        (["logger.kinds=[tensorboard]"], "logger.kinds[0] must be one of wandb, csv, not tensorboard"),
         (["logger.mode=maybe"], "logger.mode must be one of online, offline, disabled, not maybe"),
+        (["max_num_seqs=true"], "max_num_seqs must be a whole number, not true"),
+        (["kv_cache.num_blocks=1.5"], "kv_cache.num_blocks must be a whole number or null, not 1.5"),
+        (["sampling.top_p=true"], "sampling.top_p must be a number, not true"),
+        (["proposal=custom"], "proposal._target_ is missing"),
+        (["proposal._target_=my.Own"], "proposal._target_ is only read with proposal=custom"),
+        (["trainer.precision=16"], "trainer.precision cannot be set: autocast would bypass"),
         (["mode=trace"], "mode must be run, not trace"),
         (["integrity=none"], "integrity must be one of full, quick, off, not none"),
         (["target.max_model_len=4"], "proposal.max_proposal_len must be below target.max_model_len (4), not 4"),

@@ -5,39 +5,30 @@ directory. Exit codes: 0 done, 1 a fault while running, 2 the configuration or t
 """
 
 import logging
+import os
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from spec_harness import __version__
-from spec_harness.cli.compose import (
-    APP_NAME,
-    CONFIG_NAME,
-    VERSION_BASE,
-    Plan,
-    Request,
-    conf_dir,
-    make_plan,
-    parse,
-    to_config,
-)
+from spec_harness.cli.application import start
+from spec_harness.cli.command_line import CommandLine, parse
+from spec_harness.cli.compose import Plan, make_plan, optimizes, to_config
 from spec_harness.cli.terminal import print_error, tolerate_encodings
-from spec_harness.config import register_schema
 from spec_harness.errors import UserError
+from spec_harness.results.objective import objective_of
 from spec_harness.results.run_directory import (
     Footprint,
     announce,
     check_unused,
     check_writable,
     failed_jobs,
-    job_stamps,
+    jobs_of,
     record_failure,
     run_error,
     run_state,
@@ -51,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     tolerate_encodings()
+    if os.getcwd() not in sys.path:  # modules of the user's own, last: they must not hide installed ones
+        sys.path.append(os.getcwd())
     if "--version" in arguments:
         print(f"spec-harness {__version__}")
         return 0
@@ -65,31 +58,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    request = parse(arguments)
-    plan = make_plan(request) if request.composes else None
-    if plan is None or not request.runs:
-        return _start_hydra(_run_job, request.argv())
+    line = parse(arguments)
+    plan = make_plan(line) if line.composes else None
+    if plan is None or not line.runs:
+        return start(_run_job, line.argv(), config_name=line.config_name)
     check_writable(plan.output_dir, key=plan.output_key)
-    return _sweep(request, plan) if plan.is_sweep else _run_once(request, plan)
+    return _sweep(line, plan) if plan.is_sweep else _run_once(line, plan)
 
 
-def _run_once(request: Request, plan: Plan) -> int:
+def _run_once(line: CommandLine, plan: Plan) -> int:
     """A job that turns out to be misconfigured leaves nothing behind, as if it had been refused at once.
 
     Its UserError is carried past Hydra, which would print it as a traceback.
     """
     refusals: list[UserError] = []
 
-    def job(cfg: DictConfig) -> None:
+    def job(cfg: DictConfig) -> float | None:
         try:
-            _run_job(cfg)
+            return _run_job(cfg)
         except UserError as error:
             refusals.append(error)
+            return None
 
     check_unused(plan.output_dir)
     footprint = Footprint.before(plan.output_dir)
     try:
-        code = _start_hydra(job, _with_output_dir(request, plan))
+        code = start(job, _with_output_dir(line, plan), config_name=line.config_name)
     except KeyboardInterrupt:
         code = 1
     if refusals:
@@ -109,21 +103,22 @@ def _was_interrupted(run_dir: Path) -> bool:
     return run_error(run_dir) == "interrupted"
 
 
-def _sweep(request: Request, plan: Plan) -> int:
-    earlier = job_stamps(plan.output_dir)
+def _sweep(line: CommandLine, plan: Plan) -> int:
+    if jobs_of(plan.output_dir):
+        raise UserError(f"hydra.sweep.dir: {plan.output_dir} holds a sweep already; choose another directory")
     try:
-        code = _start_hydra(_run_sweep_job, _with_output_dir(request, plan))
+        code = start(_run_sweep_job, _with_output_dir(line, plan), config_name=line.config_name)
     except KeyboardInterrupt:
         code = 1
-        for directory in unfinished_jobs(plan.output_dir, earlier):
+        for directory in unfinished_jobs(plan.output_dir):
             record_failure(directory, KeyboardInterrupt("interrupted"))
-        if not job_stamps(plan.output_dir):
+        if not jobs_of(plan.output_dir):
             print_error("interrupted before the first job")
-    if job_stamps(plan.output_dir):
+    if jobs_of(plan.output_dir):
         _summarize(plan.output_dir, shown=plan.verbose)
-    failures = failed_jobs(plan.output_dir, earlier)
-    for line in failures:
-        print_error(line)
+    failures = failed_jobs(plan.output_dir)
+    for failure in failures:
+        print_error(failure)
     return 1 if failures else code
 
 
@@ -143,50 +138,39 @@ def _summarize(sweep_dir: Path, *, shown: bool) -> None:
         print(f"All jobs: {sweep_dir / MARKDOWN}\nWith figures, to mail: spec-report html {sweep_dir}")
 
 
-def _run_job(cfg: DictConfig) -> None:
-    """The run itself: only here is torch imported."""
-    config = to_config(cfg)
-
-    settings = HydraConfig.get()
-    announce(Path(settings.runtime.output_dir))
+def _run_job(cfg: DictConfig) -> float | None:
+    """The run itself: only here is torch imported. Returns the objective, for a sweeper that optimizes it."""
+    hydra = HydraConfig.get()
+    config = to_config(cfg, cwd=hydra.runtime.cwd)
+    run_dir = Path(hydra.runtime.output_dir)
+    announce(run_dir)
 
     from spec_harness.run import run
 
-    sweep = Path(settings.sweep.dir).name if settings.mode == RunMode.MULTIRUN else None
-    run(config, run_dir=Path(settings.runtime.output_dir), sweep=sweep)
+    sweep = Path(hydra.sweep.dir).name if hydra.mode == RunMode.MULTIRUN else None
+    figure = objective_of(run(config, run_dir=run_dir, sweep=sweep), config.objective)
+    if figure is None and optimizes(hydra):
+        raise UserError(f"objective: {config.objective} is null in this run, so there is nothing to optimize")
+    return figure
 
 
-def _run_sweep_job(cfg: DictConfig) -> None:
-    """A job's failure is kept in its status.json, the only record that crosses processes, and goes no further.
+def _run_sweep_job(cfg: DictConfig) -> float | None:
+    """A job's failure is kept in its status.json, the only record that crosses processes.
 
-    Raised, it would stop the batches behind it, and Hydra would show the first failing job's alone.
+    Raised, it would stop the batches after it, and Hydra would show the first failing job's alone. A sweeper that
+    optimizes must see it, though: it has its own rule for failures.
     """
     try:
-        _run_job(cfg)
+        return _run_job(cfg)
     except Exception as error:
         log.error("%s", error, exc_info=not isinstance(error, UserError))
         record_failure(Path(HydraConfig.get().runtime.output_dir), error)
+        if optimizes(HydraConfig.get()):
+            raise
+        return None
 
 
-def _with_output_dir(request: Request, plan: Plan) -> list[str]:
+def _with_output_dir(line: CommandLine, plan: Plan) -> list[str]:
     """Names the directory that was checked: composed again, its time stamp would differ."""
     quoted = QuotedString(str(plan.output_dir), Quote.single).with_quotes()
-    return request.argv(f"{plan.output_key}={quoted}")
-
-
-def _start_hydra(job: Callable[[DictConfig], None], arguments: list[str]) -> int:
-    """Hands over to Hydra, which reads ``sys.argv`` and ends a failed run with ``sys.exit``."""
-    register_schema()
-    application = hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)(job)
-    before = sys.argv
-    sys.argv = [APP_NAME, *arguments]
-    try:
-        application()
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
-    except Exception:  # with HYDRA_FULL_ERROR Hydra lets it through
-        traceback.print_exc()
-        return 1
-    finally:
-        sys.argv = before
-    return 0
+    return line.argv(f"{plan.output_key}={quoted}")

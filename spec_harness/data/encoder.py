@@ -1,12 +1,10 @@
-"""From prompt rows to requests: tokenizing, chat templates, turns; and the data module that hands them out."""
+"""From prompt rows to requests: tokenizing, chat templates, turns."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning import LightningDataModule
-from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from spec_harness.data.prompts import PromptRow
@@ -105,27 +103,3 @@ class PromptEncoder:
         if self.chat_template == "auto" and self.tokenizer.chat_template:
             return messages
         return "\n".join(message["content"] for message in messages) + "\n"
-
-
-def _as_list(batch: list[Request]) -> list[Request]:
-    return batch
-
-
-class PromptDataModule(LightningDataModule):
-    """The same requests once per pass (speculative, baseline): one data loader each, of up to ``max_num_seqs``."""
-
-    def __init__(self, requests: Sequence[Request], *, max_num_seqs: int, num_passes: int) -> None:
-        super().__init__()
-        self.requests = list(requests)
-        self._batch_size = max_num_seqs
-        self._num_passes = num_passes
-
-    def transfer_batch_to_device(self, batch: list[Request], device: object, dataloader_idx: int) -> list[Request]:
-        """Requests are host data."""
-        return batch
-
-    def test_dataloader(self) -> list[DataLoader[Request]]:
-        return [
-            DataLoader(self.requests, batch_size=self._batch_size, collate_fn=_as_list)  # type: ignore[arg-type]  # a list
-            for _ in range(self._num_passes)
-        ]

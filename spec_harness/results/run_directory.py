@@ -86,28 +86,22 @@ def record_failure(run_dir: Path, error: BaseException) -> None:
         (run_dir / STATUS_FILE).write_text(json.dumps({**status, "state": "failed", "error": message}, indent=2))
 
 
-def job_stamps(sweep_dir: Path) -> dict[Path, int]:
-    """When each job directory below was last written to: tells the jobs of this sweep from those of an earlier one."""
-    stamps: dict[Path, int] = {}
-    for name in (STATUS_FILE, OVERRIDES_FILE):
-        for path in sweep_dir.rglob(name):
-            directory = path.parents[name.count("/")]
-            stamps[directory] = max(stamps.get(directory, 0), path.stat().st_mtime_ns)
-    return stamps
+def jobs_of(sweep_dir: Path) -> list[Path]:
+    """The directories of jobs below, in the order of their numbers."""
+    found = {path.parents[name.count("/")] for name in (STATUS_FILE, OVERRIDES_FILE) for path in sweep_dir.rglob(name)}
+    return sorted(found, key=_job_order)
 
 
-def unfinished_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[Path]:
-    """The jobs begun since ``earlier`` that have not said how they ended."""
-    stamps = job_stamps(sweep_dir)
-    begun = [directory for directory, stamp in stamps.items() if earlier.get(directory) != stamp]
-    return [directory for directory in begun if read_status(directory).get("state") in (None, "running", "interrupted")]
+def unfinished_jobs(sweep_dir: Path) -> list[Path]:
+    """The jobs that have not said how they ended."""
+    unsaid = (None, "running", "interrupted")
+    return [directory for directory in jobs_of(sweep_dir) if read_status(directory).get("state") in unsaid]
 
 
-def failed_jobs(sweep_dir: Path, earlier: dict[Path, int]) -> list[str]:
-    """One line for each job that did not end well, whatever process it ran in; ``earlier`` as of ``job_stamps``."""
-    begun = [directory for directory, stamp in job_stamps(sweep_dir).items() if earlier.get(directory) != stamp]
+def failed_jobs(sweep_dir: Path) -> list[str]:
+    """One line for each job that did not end well, whatever process it ran in."""
     lines = []
-    for directory in sorted(begun, key=_job_order):
+    for directory in jobs_of(sweep_dir):
         status = read_status(directory)
         if status.get("state") != "done":
             error = status.get("error") or "ended without a result"

@@ -14,6 +14,7 @@ from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.models.load import LoadedModel
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import Request, RequestRecord
+from spec_harness.validation import validated
 from spec_harness.worker.worker import Worker
 from tests.helpers import acceptance_rate, forwards, noisy_copy, prompts, request, run_samples, scheduler
 from tests.inspection import drawn, largest_kv_difference, poison_unowned_blocks
@@ -208,17 +209,17 @@ def test_greedy_samples_are_refused_in_the_configuration() -> None:
     with pytest.raises(
         UserError, match=r"sampling\.n must be 1 with sampling\.temperature=0, not 3: all samples would"
     ):
-        SamplingConfig(n=3)
+        validated(SamplingConfig, {"n": 3})
     SamplingConfig(n=3, temperature=0.7)
 
 
 def test_more_samples_than_sequences_are_refused_in_the_configuration() -> None:
     with pytest.raises(UserError, match=r"sampling\.n must be at most max_num_seqs \(2\), not 3"):
-        EvalConfig(sampling=SamplingConfig(n=3, temperature=0.7), max_num_seqs=2)
+        validated(EvalConfig, {"sampling": {"n": 3, "temperature": 0.7}, "max_num_seqs": 2})
 
 
 def test_beam_search_is_refused_with_its_reason() -> None:
     with pytest.raises(
         UserError, match=r"num_beams must be 1, not 4: beam search reorders its beams .*use sampling\.n"
     ):
-        SamplingConfig(num_beams=4)
+        validated(SamplingConfig, {"num_beams": 4})

@@ -81,11 +81,17 @@ def test_failing_jobs_stop_no_other(batches: list[str], jobs: Jobs, capfd: pytes
         assert json.loads((run_dir / "status.json").read_text())["state"] == state
 
 
-def test_only_jobs_of_this_sweep_are_reported(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", "hydra.sweep.dir=sweep", "proposal.max_proposal_len=1,2"]) == 1
-    capfd.readouterr()
-    assert main(["-m", "hydra.sweep.dir=sweep", "proposal.max_proposal_len=1"]) == 0
-    assert capfd.readouterr().err == ""
+def test_a_directory_that_holds_a_sweep_is_refused(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    """The second sweep's jobs were written over the first one's, and its summary told of both."""
+    assert main(["-m", "hydra.sweep.dir=sweep", "proposal.max_proposal_len=1,4"]) == 0
+    assert main(["-m", "hydra.sweep.dir=sweep", "proposal.max_proposal_len=5"]) == 2
+    assert capfd.readouterr().err == "error: hydra.sweep.dir: sweep holds a sweep already; choose another directory\n"
+    assert lens(jobs) == [1, 4]
+
+
+def test_a_glob_stands_for_the_options_of_a_group(jobs: Jobs) -> None:
+    assert main(["-m", "kv_cache=glob(block*)"]) == 0
+    assert [config.kv_cache.block_size for config, _, _ in jobs] == [32, 8]
 
 
 def test_failing_jobs_are_found_without_hydra_s_own_files(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -206,10 +212,10 @@ def test_an_interrupted_sweep_says_so(
 def test_an_interrupt_before_the_first_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object) -> int:
+    def interrupted(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("spec_harness.cli.evaluate._start_hydra", interrupted)
+    monkeypatch.setattr("spec_harness.cli.evaluate.start", interrupted)
     with working_directory(tmp_path):
         assert main(["-m", "proposal.max_proposal_len=1,4", "hydra.sweep.dir=sweep"]) == 1
     assert capfd.readouterr().err.splitlines() == ["error: interrupted before the first job"]

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from spec_harness.build import Evaluation, build
 from spec_harness.config import EvalConfig
 from spec_harness.engine import SamplerSettings
 from spec_harness.errors import UserError
 from spec_harness.results.timing import BASELINE, SPECULATIVE
+from spec_harness.validation import validated
 from tests.run_helpers import random_checkpoint
 
 MODEL_MAX = 256  # tokens, of the helpers' tiny model
@@ -31,10 +31,9 @@ def rows(tmp_path: Path) -> Path:
 
 
 def config(folder: Path, rows: Path, **sections: Any) -> EvalConfig:
-    given = OmegaConf.create({"target": {"path": str(folder)}, "draft": {"kind": "self"}, "data": {"path": str(rows)}})
-    converted = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), given, sections))
-    assert isinstance(converted, EvalConfig)
-    return converted
+    given: dict[str, Any] = {"draft": {"kind": "self"}, "data": {"path": str(rows)}, **sections}
+    given["target"] = {"path": str(folder), **sections.get("target", {})}
+    return validated(EvalConfig, given)
 
 
 def prompt_lens(evaluation: Evaluation) -> list[int]:

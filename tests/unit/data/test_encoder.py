@@ -1,4 +1,4 @@
-"""From rows to requests, and from requests to one data loader per pass."""
+"""From rows to requests."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from spec_harness.data.encoder import PromptDataModule, PromptEncoder, request_seed
+from spec_harness.data.encoder import PromptEncoder, request_seed
 from spec_harness.data.prompts import PromptRow
 from spec_harness.errors import UserError
 from spec_harness.requests import RequestRecord
@@ -135,14 +135,3 @@ def test_text_of_an_output_leaves_special_tokens_out() -> None:
     made = encoder()
     tokens = made.tokenizer("import os")["input_ids"]
     assert made.decode([*tokens, made.tokenizer.eos_token_id]) == "import os"
-
-
-@pytest.mark.parametrize(("max_num_seqs", "sizes"), [(2, [2, 2, 1]), (5, [5]), (8, [5])])
-def test_each_pass_gets_every_request_in_order(max_num_seqs: int, sizes: list[int]) -> None:
-    requests = [encoder().first(PromptRow(id=f"r{i}", prompt="x")) for i in range(5)]
-    loaders = PromptDataModule(requests, max_num_seqs=max_num_seqs, num_passes=2).test_dataloader()
-    assert len(loaders) == 2
-    for loader in loaders:
-        batches = list(loader)
-        assert [len(batch) for batch in batches] == sizes
-        assert [request for batch in batches for request in batch] == requests

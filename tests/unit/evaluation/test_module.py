@@ -11,10 +11,10 @@ from lightning import Trainer
 
 from spec_harness.build import build_engine
 from spec_harness.data.conversations import Conversations
-from spec_harness.data.encoder import PromptDataModule
 from spec_harness.engine import Engine, EngineSettings
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.evaluation.callbacks import EvalCallback
+from spec_harness.evaluation.datamodule import PromptDataModule
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.models.load import LoadedModel
