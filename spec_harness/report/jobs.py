@@ -1,6 +1,5 @@
 """Which runs there are below a directory, how each ended, and what it was asked to do. No pandas: it opens at once."""
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,10 @@ from typing import Any
 
 from spec_harness.errors import UserError
 from spec_harness.report.formats import printable
+from spec_harness.results.assemble import interrupted_results
+from spec_harness.results.round_log import ROUND_LOG
 from spec_harness.results.schema import RunResults, read_results
+from spec_harness.results.status import read_status
 
 RESULTS, STATUS, OVERRIDES = "results.json", "status.json", ".hydra/overrides.yaml"
 
@@ -22,7 +24,7 @@ class Job:
     directory: Path
     name: str  # its path below the sweep
     overrides: Mapping[str, str]  # as given on the command line: key and value
-    state: str  # running, done or failed, by status.json; unknown without one
+    state: str  # running, interrupted, done or failed, see `read_status`; unknown without status.json
     error: str | None  # why it failed, or why its results cannot be read
     results: RunResults | None  # null unless it is done
 
@@ -32,9 +34,12 @@ def is_run(directory: Path) -> bool:
 
 
 def read_run(directory: Path) -> RunResults:
-    """The results of one run; ``UserError`` says how it ended if it has none."""
+    """The results of one run; of one that was killed those of the sequences that had finished. ``UserError`` says how
+    it ended if it has none."""
     if os.path.isfile(directory / STATUS):
-        status = _read_status(directory)
+        status = read_status(directory)
+        if status.get("state") == "interrupted" and (directory / ROUND_LOG).is_file():
+            return interrupted_results(directory)
         if not (directory / RESULTS).is_file() or status.get("state") == "running":
             raise UserError(f"{directory}: no finished results.json: {_ending(status)}")
     elif not os.path.isfile(directory / RESULTS):
@@ -54,9 +59,9 @@ def find_jobs(directory: Path) -> list[Job]:
 
 
 def _read_job(folder: Path, below: Path) -> Job:
-    status = _read_status(folder)
+    status = read_status(folder)
     state, error, results = str(status.get("state", "unknown")), status.get("error"), None
-    if state not in ("failed", "running") and (folder / RESULTS).is_file():
+    if state not in ("failed", "running", "interrupted") and (folder / RESULTS).is_file():
         try:
             results = read_results(folder / RESULTS)
         except UserError as refused:
@@ -101,18 +106,11 @@ def varying(overrides: Sequence[Mapping[str, str]]) -> list[str]:
 def _ending(status: Mapping[str, Any]) -> str:
     if status.get("state") == "failed":
         return f"the run failed: {status.get('error')}"
-    if status.get("state") == "running":
+    if status.get("state") in ("running", "interrupted"):
         done, total = status.get("requests_done"), status.get("requests_total")
-        return f"still running, or killed: {done} of {total} requests done"
+        known = "killed" if status["state"] == "interrupted" else "still running, or killed elsewhere"
+        return f"{known}: {done} of {total} requests done"
     return "ended without a result"
-
-
-def _read_status(folder: Path) -> dict[str, Any]:
-    try:
-        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # not written yet, or cut off with its process
-        return {}
-    return status if isinstance(status, dict) else {}
 
 
 def _in_order(text: str) -> list[tuple[int, int, str]]:

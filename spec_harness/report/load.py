@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 
 from spec_harness.errors import UserError
 from spec_harness.report.jobs import read_run
-from spec_harness.results.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA
+from spec_harness.requests import RequestRecord
+from spec_harness.results.round_log import ROUND_LOG, LoggedRuns
+from spec_harness.results.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA, requests_table, rounds_table
 from spec_harness.results.schema import RunResults, read_results
 
 _GENERATION = {"request_id", "turn", "sample", "prompt_token_ids", "token_ids"}  # keys that the readers need
@@ -28,12 +30,24 @@ class Run:
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One row a sequence."""
+        if self._killed is not None:
+            return pd.DataFrame(requests_table(self._killed).to_pandas())
         return _frame(self.directory / "requests.parquet", REQUESTS_SCHEMA.names)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """One row a sequence and round."""
+        if self._killed is not None:
+            return pd.DataFrame(rounds_table(self._killed).to_pandas())
         return _frame(self.directory / "rounds.parquet", ROUNDS_SCHEMA.names)
+
+    @cached_property
+    def _killed(self) -> list[RequestRecord] | None:
+        """The finished sequences of a run that was killed before it made files of them."""
+        if self.results.status != "interrupted":
+            return None
+        log = LoggedRuns(self.directory / ROUND_LOG)
+        return list(log.sequences(log.header.runs[0]))
 
     def token_texts(self) -> dict[int, str] | None:
         """What each token id of the outputs says; ``None`` for runs that did not keep that."""
@@ -49,7 +63,9 @@ class Run:
         """The rows of generations.jsonl: prompts and outputs, as text and as token ids."""
         path = self.directory / "generations.jsonl"
         try:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+            lines = path.read_text(encoding="utf-8").split("\n")
+            ended = lines[:-1] if self.results.status == "interrupted" else lines  # a kill may cut the last one off
+            rows = [json.loads(line) for line in ended if line]
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from error
         for number, row in enumerate(rows, start=1):
@@ -59,10 +75,11 @@ class Run:
 
 
 def load_run(directory: str | Path) -> Run:
-    """Reads one run. Raises ``UserError`` if a file is missing, cut off or of another schema."""
+    """Reads one run; of one that was killed what had finished. Raises ``UserError`` if a file is missing, cut off or of
+    another schema."""
     folder = Path(directory)
     results = read_run(folder)
-    for name in ("requests.parquet", "rounds.parquet"):
+    for name in ("requests.parquet", "rounds.parquet") if results.status != "interrupted" else ():
         try:
             pq.read_metadata(folder / name)
         except (OSError, ValueError) as error:

@@ -17,9 +17,11 @@ import torch
 
 import spec_harness.run
 from spec_harness.build import Evaluation
+from spec_harness.cli.report import main
 from spec_harness.config import EvalConfig
 from spec_harness.engine.verifiers.rejection import RejectionSampler, Verification
 from spec_harness.metrics.counts import ProposalCounts
+from spec_harness.report.load import load_run
 from spec_harness.results.schema import read_results
 from tests.run_helpers import QUIET, generations_of, spec_eval, status_of
 
@@ -162,9 +164,9 @@ def wait_for_generations(process: subprocess.Popen[bytes], count: int) -> None:
 LONG = ("max_num_seqs=2", "sampling.max_new_tokens=48", "sampling.ignore_eos=true", "baseline=off")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kills a process")
-def test_a_killed_run_keeps_the_requests_it_finished() -> None:
+def test_a_killed_run_keeps_the_requests_it_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its directory says of exactly these what a finished run's says of all."""
     process = start(*LONG)
     wait_for_generations(process, 3)
     process.kill()
@@ -176,6 +178,31 @@ def test_a_killed_run_keeps_the_requests_it_finished() -> None:
     assert (status["state"], status["error"], status["requests_total"]) == ("running", None, 72)
     assert len(generations) - 1 <= status["requests_done"] <= len(generations)
     assert not Path("run/results.json").exists()
+    assert_figures_are_those_of_the_finished([row["request_id"] for row in generations])
+    main(["show", "run"])
+    shown = capsys.readouterr().out
+    assert f"the figures of the {len(generations)} of 72 sequences that had finished" in " ".join(shown.split())
+
+
+def assert_figures_are_those_of_the_finished(request_ids: list[str]) -> None:
+    """Recomputed from the log's lines by a plain loop."""
+    lines = Path("run/round_log.jsonl").read_text(encoding="utf-8").split("\n")[1:]
+    rows = [json.loads(line) for line in lines[:-1]]  # what follows the last line end was cut off
+    assert [row["request_id"] for row in rows] == request_ids
+    rounds = [round_ for row in rows for round_ in row["rounds"]]
+    proposed = sum(round_["proposal_len"] for round_ in rounds)
+    run = load_run("run")
+    p = run.results.proposal
+    assert run.results.status == "interrupted"
+    assert (p.num_requests, p.num_rounds, p.num_draft_tokens) == (len(rows), len(rounds), proposed)
+    assert p.num_output_tokens == sum(len(row["token_ids"]) for row in rows)
+    assert p.acceptance_rate.value == sum(round_["num_accepted"] for round_ in rounds) / proposed
+    assert run.results.timing is not None
+    speed = sum(len(row["token_ids"]) for row in rows) / sum(row["engine_s"] for row in rows)
+    assert run.results.timing.speculative_tokens_per_second.value == pytest.approx(speed)
+    assert run.results.timing.speedup.value is None
+    assert (len(run.requests), len(run.rounds)) == (len(rows), len(rounds))
+    assert [row["request_id"] for row in run.generations()] == request_ids
 
 
 @pytest.mark.slow

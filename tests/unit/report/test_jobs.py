@@ -50,7 +50,7 @@ def test_results_of_a_run_that_is_not_done_are_none(save_run: Save, tmp_path: Pa
     jobs = find_jobs(tmp_path)
     assert [job.results for job in jobs] == [None, None]
     assert [job.error for job in jobs] == [
-        "still running, or killed: 0 of 10 requests done",
+        "still running, or killed elsewhere: 0 of 10 requests done",
         "outputs differ from plain decoding",
     ]
 
@@ -70,7 +70,7 @@ def test_jobs_come_in_the_order_of_their_numbers(sweep: Path) -> None:
     assert [job.error for job in jobs[9:]] == [
         None,
         "UserError: too",
-        "still running, or killed: 3 of 9 requests done",
+        "still running, or killed elsewhere: 3 of 9 requests done",
     ]
     assert all((job.results is None) == (job.error is not None) for job in jobs)
     assert jobs[3].overrides == {"proposal.max_proposal_len": "3", "kv_cache": "block8", "draft.path": "a b"}
