@@ -173,6 +173,9 @@ def results_of(requests: list[RequestRecord], *, max_proposal_len: int, **change
         "breakdowns": breakdowns(requests, max_proposal_len=max_proposal_len),
         "notes": ["a note"],
     }
+    if changes.get("config", {}).get("proposal", {}).get("kind") == "ngram":
+        proposer = ProposerIdentity(name="ngram", label="n-gram lookup")
+        values["provenance"] = values["provenance"].model_copy(update={"draft": None, "proposer": proposer})
     return RunResults(**(values | changes))
 
 

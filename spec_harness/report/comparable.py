@@ -65,6 +65,11 @@ def section(results: RunResults, name: str) -> dict[str, Any]:
     return dict(found or {})
 
 
+def drafts_for_itself(results: RunResults) -> bool:
+    """The draft is the target: a check of the harness."""
+    return section(results, "draft").get("kind") == "self" and results.provenance.proposer.name == "draft_model"
+
+
 def _target(results: RunResults) -> dict[str, Any]:
     """What identifies the target. Folders with the same weights are the same model."""
     config, identity = section(results, "target"), results.provenance.target

@@ -15,9 +15,9 @@ def bar_text(share: float, *, blocks: bool = True) -> str:
     return "\N{FULL BLOCK}" * whole + _EIGHTHS[eighths]
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, instead: str = "?") -> str:
     """Without what would act on a terminal, or is no character at all."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return "".join(character if character.isprintable() else instead for character in text)
 
 
 def plural(count: int, noun: str) -> str:

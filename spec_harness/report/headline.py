@@ -5,7 +5,7 @@ from typing import Any
 
 from spec_harness.report.formats import plural, tokens
 from spec_harness.report.table import Line
-from spec_harness.results.schema import Estimate, RunResults
+from spec_harness.results.schema import Estimate, ProposerIdentity, RunResults
 
 
 def headline(results: RunResults) -> list[Line]:
@@ -13,7 +13,7 @@ def headline(results: RunResults) -> list[Line]:
     proposal = results.proposal
     target = f"target {results.provenance.target.name}"
     longest = tokens(len(proposal.accepted_length_histogram) - 1)
-    who = f"{named_proposer(results)}, {target}, up to {longest} proposed a round"
+    who = f"{named_proposer(results.provenance.proposer)}, {target}, up to {longest} proposed a round"
     return [Line(who if proposal.num_drafts else target), *_answers(results), Line(conditions(results))]
 
 
@@ -52,9 +52,8 @@ def distrust(results: RunResults, of: str = "these figures") -> Iterator[Line]:
         yield Line(f"Do not use {of}: {differ} from plain decoding by more than rounding.", "alarm")
 
 
-def named_proposer(results: RunResults) -> str:
-    draft = results.provenance.draft
-    return f"draft {draft.name}" if draft else "no draft model"
+def named_proposer(identity: ProposerIdentity) -> str:
+    return f"draft {identity.label}" if identity.name == "draft_model" else identity.label
 
 
 def origin(results: RunResults) -> str:

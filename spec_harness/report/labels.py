@@ -7,7 +7,6 @@ from typing import Any
 from spec_harness.report.comparable import SILENT, flatten, has_prefix
 from spec_harness.results.schema import RunResults
 
-NGRAM, NOBODY = "n-gram lookup", "no proposals"
 # Keys that the proposer's label and the length already tell.
 _MAKERS = ("draft.config", "draft.seed", "draft.path")
 _TOLD = (*_MAKERS, "draft.kind", "proposal.kind", "proposal.max_proposal_len")
@@ -29,10 +28,10 @@ def _labels(runs: Sequence[RunResults], told: Sequence[str]) -> list[dict[str, A
         key for key in dict.fromkeys(key for one in configs for key in one) if not has_prefix(key, (*told, *_SILENT))
     ]
     varying = [key for key in keys if len({str(one.get(key)) for one in configs}) > 1]
-    names = [proposer(one) for one in runs]
+    names = [one.provenance.proposer.label for one in runs]
     short = {name: PurePath(name).name for name in names}
     shown = short if len(set(short.values())) == len(short) else {name: name for name in names}
-    lengths = [proposal_len(one) for one in runs]
+    lengths = [len(one.proposal.accepted_length_histogram) - 1 for one in runs]
     found = []
     for one, name, k, config in zip(runs, names, lengths, configs, strict=True):
         others = {key: config.get(key) for key in varying}
@@ -41,7 +40,7 @@ def _labels(runs: Sequence[RunResults], told: Sequence[str]) -> list[dict[str, A
         found.append(
             {
                 "proposer": shown[name],
-                "proposer_name": proposer_name(one),
+                "proposer_name": one.provenance.proposer.name,
                 "k": k,
                 "label": ", ".join([*label, *_texts(others)]),
                 "series": ", ".join([shown[name], *_texts(others)]),
@@ -54,17 +53,3 @@ def _labels(runs: Sequence[RunResults], told: Sequence[str]) -> list[dict[str, A
 def _texts(settings: Mapping[str, Any]) -> list[str]:
     """The last part of a key says enough beside its value."""
     return [f"{key.rpartition('.')[2]}={'null' if value is None else value}" for key, value in settings.items()]
-
-
-def proposer(results: RunResults) -> str:
-    if results.provenance.draft is not None:
-        return results.provenance.draft.name
-    return NGRAM if proposal_len(results) else NOBODY
-
-
-def proposer_name(results: RunResults) -> str:
-    return "draft_model" if results.provenance.draft else "ngram" if proposal_len(results) else "none"
-
-
-def proposal_len(results: RunResults) -> int:
-    return len(results.proposal.accepted_length_histogram) - 1

@@ -30,7 +30,7 @@ def table_text(table: Table) -> str:
     rules = [":--", *("--:" if holds_figures(column) else ":--" for column in table.columns)]
     rows = [[table.title, *table.columns], rules, *([_cell(cell) for cell in row] for row in table.rows)]
     text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{text}\n\n{table.hint}" if table.hint else text
+    return f"{text}\n\n{table.below()}" if table.below() else text
 
 
 def _cell(cell: str | Bar | Line) -> str:

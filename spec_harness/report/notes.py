@@ -4,11 +4,11 @@ Pure: from finished results, and the records behind them, to sentences.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from spec_harness.metrics.bootstrap import MIN_REQUESTS
-from spec_harness.report.formats import percent
+from spec_harness.report.comparable import drafts_for_itself, section
+from spec_harness.report.formats import percent, plural
 from spec_harness.report.round_cost import FAR_OFF, SCORING, in_words, prediction_error, round_cost, spoken
 from spec_harness.report.tables import SKIPPED
 from spec_harness.requests import RequestRecord
@@ -29,7 +29,7 @@ def notes(results: RunResults, records: Sequence[RequestRecord]) -> list[str]:
         _coverage(results),
         _acceptance(results),
         _loops(records),
-        _sampling(results.config),
+        _sampling(results),
         _requests(results),
         _prediction(results),
         _times(results),
@@ -53,7 +53,7 @@ def _acceptance(results: RunResults) -> str | None:
     rate = p.acceptance_rate.value
     if rate is None:
         return None
-    if _section(results.config, "draft").get("kind") == "self" and _proposer(results.config) == "draft_model":
+    if drafts_for_itself(results):
         return (
             f"The target drafts for itself (acceptance {percent(rate)}): this checks the harness and says nothing "
             "about any draft model."
@@ -86,11 +86,8 @@ def _loops(records: Sequence[RequestRecord]) -> str | None:
         return None
     chosen = {id(record) for record in looping}
     others = [record for record in records if id(record) not in chosen]
-    rates = [
-        f"{percent(rate)} {where}"
-        for rate, where in ((_rate(looping), "in them"), (_rate(others), "in the others"))
-        if rate is not None
-    ]
+    pairs = ((_rate(looping), "in them"), (_rate(others), "in the others"))
+    rates = [f"{percent(rate)} {where}" for rate, where in pairs if rate is not None]
     beside = f" Acceptance here: {', '.join(rates)}." if rates else ""
     return (
         f"{len(looping):,} of {len(records):,} outputs loop: more than half of their {NGRAM}-grams repeat earlier "
@@ -129,9 +126,9 @@ def _failed_speedup(results: RunResults) -> str | None:
     )
 
 
-def _sampling(config: Mapping[str, Any]) -> str | None:
-    sampling, proposal = _section(config, "sampling"), _section(config, "proposal")
-    if _proposer(config) != "draft_model" or proposal.get("draft_sampling", "same") == "same":
+def _sampling(results: RunResults) -> str | None:
+    sampling, proposal = section(results, "sampling"), section(results, "proposal")
+    if results.provenance.proposer.name != "draft_model" or proposal.get("draft_sampling", "same") == "same":
         return None
     target = _described(sampling.get("temperature"), sampling.get("top_k"), sampling.get("top_p"))
     draft = "greedily"
@@ -157,8 +154,7 @@ def _requests(results: RunResults) -> str | None:
     n = results.proposal.num_requests
     if n >= MIN_REQUESTS:
         return None
-    plural = "request" if n == 1 else "requests"
-    return f"Only {n} {plural}: no intervals, which need at least {MIN_REQUESTS}. The figures may be far off."
+    return f"Only {plural(n, 'request')}: no intervals, which need at least {MIN_REQUESTS}. The figures may be far off."
 
 
 def _prediction(results: RunResults) -> str | None:
@@ -183,13 +179,3 @@ def _times(results: RunResults) -> str | None:
         "The intervals of times cover the choice of prompts, not the machine's own noise: repeat the run to see that. "
         "Acceptance travels between machines, speed does not."
     )
-
-
-def _proposer(config: Mapping[str, Any]) -> str:
-    kind: str = _section(config, "proposal").get("kind", "draft_model")
-    return kind
-
-
-def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section: dict[str, Any] = config.get(name) or {}
-    return section

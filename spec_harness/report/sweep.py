@@ -10,7 +10,7 @@ import pandas as pd
 from pydantic import BaseModel
 
 from spec_harness.errors import UserError
-from spec_harness.report.comparable import flatten, incomparable_keys, section, speed
+from spec_harness.report.comparable import drafts_for_itself, flatten, incomparable_keys, speed
 from spec_harness.report.jobs import Job, find_jobs, varying
 from spec_harness.report.labels import labels
 from spec_harness.report.load import Run
@@ -65,6 +65,10 @@ class Sweep:
     def runs(self) -> list[Run]:
         """Of the jobs that ended with results: what may be ranked and drawn."""
         return [Run(job.directory, job.results) for job in self.all_jobs if job.results is not None and _ended(job)]
+
+    def run(self, job: str) -> Run:
+        """By the name of its job."""
+        return next(run for row, run in zip(self.ranked, self.runs, strict=True) if row["job"] == job)
 
     @property
     def failures(self) -> list[Job]:
@@ -186,7 +190,6 @@ def _rating(results: RunResults, pooled: PooledBaseline | None, doubt: bool) -> 
     interrupted = results.status == "interrupted"  # other requests than the baseline's may have finished
     speedup = Estimate(value=None, n=0) if interrupted else speedup_over(pooled, results)
     costs = round_cost(results, speedup.value) or {}
-    draft, proposal = section(results, "draft"), section(results, "proposal")
     return {
         **_estimate("tokens_per_second", speed(results)),
         "baseline": baseline_speed(pooled, results),
@@ -194,6 +197,6 @@ def _rating(results: RunResults, pooled: PooledBaseline | None, doubt: bool) -> 
         "disagrees_with_prediction": doubt,
         "decoding_speedup": decoding_speedup(results, speedup.value),
         "predicted_whole_speedup": None if results.timing is None else whole_prediction(results.timing),
-        "self_draft": draft.get("kind") == "self" and proposal.get("kind") == "draft_model",
+        "self_draft": drafts_for_itself(results),
         **{f"{_COST}{stage}": steps for stage, steps in costs.items()},
     }

@@ -3,12 +3,12 @@
 Runs that answer different questions stand in the order of their names: no table can rank them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from spec_harness.report.formats import number, percent, rate, times, together
 from spec_harness.report.headline import conditions
 from spec_harness.report.sweep import LENGTH, Row, Sweep, cost, estimate
-from spec_harness.report.table import MEANING, Line, Table
+from spec_harness.report.table import Line, Table
 
 _SHOWN = 4  # keys that tell runs apart
 _DOUBT = "?"
@@ -67,26 +67,24 @@ def _figures(rows: Sequence[Row], sweep: Sweep) -> Table:
     shared = [f"{name} {columns.pop(name)[0]}" for name in same]
     marks = ["" if row["state"] in ("done", "unknown") else f" ({row['state']})" for row in rows]
     names = [row["job"] + mark for row, mark in zip(rows, marks, strict=True)]
-    spare = (MEANING, "per pass", "tokens/s")  # also in the table below, and in speed-ups
-    cells = list(zip(names, *columns.values(), strict=True))
-    return Table(title="Job", columns=tuple(columns), rows=cells, hint=_hint(columns, shared, sweep), dispensable=spare)
-
-
-def _hint(columns: Mapping[str, list[str]], shared: Sequence[str], sweep: Sweep) -> str:
-    """What the columns mean that are there."""
     over = "plain decoding in the same run" if sweep.pooled is None else "plain decoding's median over the jobs"
-    meanings = {
-        "speed-up": f"speed-up: over {over}",
-        "per pass": "per pass: tokens a pass of the target",
-        "room": "room: tokens that the pool holds",
-        "preempted": "preempted: times a sequence gave its blocks back",
+    doubted = any(cell.endswith(_DOUBT) for cell in columns.get("speed-up", []))
+    legend = {
+        "speed-up": f"over {over}" + "; ?: other than acceptance and step times predict, so repeat it" * doubted,
+        "per pass": "tokens a pass of the target",
+        "room": "tokens that the pool holds",
+        "preempted": "times a sequence gave its blocks back",
     }
-    parts = [f"the same in all: {', '.join(shared)}"] if shared else []
-    parts += ["k: max_proposal_len"] if LENGTH in sweep.varied else []
-    parts += [meaning for name, meaning in meanings.items() if name in columns]
-    if any(cell.endswith(_DOUBT) for cell in columns.get("speed-up", [])):
-        parts.append("?: other than its acceptance and step times predict, so repeat it")
-    return "; ".join([*parts, "in brackets: 95 % intervals"])
+    hints = [f"the same in all: {', '.join(shared)}"] if shared else []
+    hints += ["k: max_proposal_len"] if LENGTH in sweep.varied else []
+    return Table(
+        title="Job",
+        columns=tuple(columns),
+        rows=list(zip(names, *columns.values(), strict=True)),
+        hint="; ".join([*hints, "in brackets: 95 % intervals"]),
+        legend=legend,
+        dispensable=("per pass", "tokens/s", "room", "preempted"),  # the first two are also in the table below
+    )
 
 
 def _costs(rows: Sequence[Row]) -> Table:

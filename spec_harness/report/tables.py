@@ -87,10 +87,8 @@ def _groups(title: str, sections: dict[str, ProposalResults]) -> Table:
     ]
     columns = ("requests", "acceptance rate", "mean acceptance length", "coverage")
     few = [section.num_requests < MIN_REQUESTS for section in sections.values()]
-    hints = ["in brackets: 95 % intervals"] * (not all(few)) + [f"no intervals below {MIN_REQUESTS} requests"] * any(
-        few
-    )
-    hint = "; ".join(hints)
+    hints = {"in brackets: 95 % intervals": not all(few), f"no intervals below {MIN_REQUESTS} requests": any(few)}
+    hint = "; ".join(text for text, said in hints.items() if said)
     return Table(title=title, columns=columns, rows=rows, hint=hint)
 
 
@@ -105,8 +103,8 @@ def _counts(results: RunResults) -> Table:
         ("output tokens", f"{p.num_output_tokens:,} = {p.num_prefill_tokens:,} by prefills + {emitted}"),
     ]
     if p.num_drafts:
-        past_end = f", {p.num_draft_tokens_past_end:,} more behind the end of a text" * (
-            p.num_draft_tokens_past_end > 0
+        past_end = (
+            f", {p.num_draft_tokens_past_end:,} more past the end of a text" if p.num_draft_tokens_past_end else ""
         )
         rows.append(("draft tokens", f"{p.num_draft_tokens:,} proposed, {p.num_accepted_tokens:,} accepted{past_end}"))
         reasons = [f"{count:,} {SKIPPED[reason]}" for reason, count in p.skipped.items() if count]

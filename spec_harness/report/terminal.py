@@ -69,24 +69,22 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
         side_by_side = Grid.grid(padding=(0, 2))
         side_by_side.add_row(*(_grid(table, bar) for table in group))
         if len(group) > 1 and _fits(console, side_by_side, width):
-            print_part(console, Group(side_by_side, *_hints(group)))
+            print_part(console, Group(side_by_side, *(_hint(table.below()) for table in group if table.below())))
         else:
             for table in group:
-                print_part(console, Group(_fitting(console, table, bar, width), *_hints([table])))
+                print_part(console, _fitting(console, table, bar, width))
 
 
-def _hints(tables: Sequence[Table]) -> list[RenderableType]:
-    return [_indented(Text(table.hint, style="dim")) for table in tables if table.hint]
-
-
-def _fitting(console: Console, table: Table, bar: str, width: int) -> Grid:
+def _fitting(console: Console, table: Table, bar: str, width: int) -> Group:
     """Without what is dispensable where columns would have to be squeezed, or with its columns closer together."""
     spare = [name for name in table.dispensable if name in table.columns]
     choices = [(spare[:count], tight) for count in range(len(spare) + 1) for tight in (False, True)]
     if MEANING in spare:  # better no explanations than a crowd
         choices.remove(([], True))
-    grids = [_grid(table, bar, without=without, tight=tight) for without, tight in choices]
-    return next((grid for grid in grids if _fits(console, grid, width)), _grid(table, bar, without=spare))
+    grids = [(_grid(table, bar, without=without, tight=tight), without) for without, tight in choices]
+    fitting = (pair for pair in grids if _fits(console, pair[0], width))
+    grid, without = next(fitting, (_grid(table, bar, without=spare), spare))
+    return Group(grid, *([_hint(table.below(without))] if table.below(without) else []))
 
 
 def _fits(console: Console, grid: Grid, width: int) -> bool:
@@ -127,6 +125,10 @@ def _cell(cell: str | Bar | Line, bar: str) -> Text:
 
 def _text(line: Line) -> Text:
     return Text(printable(line.text), style=_STYLES[line.tone])
+
+
+def _hint(text: str) -> RenderableType:
+    return _indented(Text(text, style="dim"))
 
 
 def _title(text: str) -> Text:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from spec_harness.errors import UserError
 from spec_harness.report.compare import SPEED, compare
 from spec_harness.report.formats import number, times
+from spec_harness.report.headline import named_proposer
 from spec_harness.report.load import Run
 from spec_harness.report.pooled_baseline import FLOOR, PooledBaseline
 from spec_harness.report.round_cost import in_words
 from spec_harness.report.sweep import Row, Sweep, cost, estimate
-from spec_harness.results.schema import Estimate
+from spec_harness.results.schema import Estimate, ProposerIdentity
 
 _NAMED = 4  # runs that are listed by name
 
@@ -38,9 +39,9 @@ def verdict(sweep: Sweep) -> Verdict | None:
     if not settled:
         return None
     best, *others = sorted(settled, key=lambda row: -row["tokens_per_second"])
-    runs = {row["job"]: run for row, run in zip(sweep.ranked, sweep.runs, strict=True)}
+    run = sweep.run(best["job"])
     noise = FLOOR if sweep.pooled is None else sweep.pooled.noise
-    slower = {row["job"]: _slower(runs[best["job"]], runs[row["job"]], noise) for row in others}
+    slower = {row["job"]: _slower(run, sweep.run(row["job"]), noise) for row in others}
     reasons = [*_certainty(best, noise), *_noise(sweep.pooled), *_balance(best)]
     if others:
         what = "Clearly slower" if sweep.pooled else "Slower than the choice of prompts explains"
@@ -54,9 +55,9 @@ def verdict(sweep: Sweep) -> Verdict | None:
         "No candidate, since the target as its own draft is a check": checks,
     }.items():
         reasons += [f"{what}: {_labels(rows)}."] if rows else []
-    reasons += [note for note in runs[best["job"]].results.notes if "outputs loop" in note]
+    reasons += [note for note in run.results.notes if "outputs loop" in note]
     also = _undecided([row for row in others if slower[row["job"]] is False], len(others))
-    return Verdict(best, runs[best["job"]], _headline(best, also, noise), reasons)
+    return Verdict(best, run, _headline(best, also, noise), reasons)
 
 
 def _undecided(unclear: Sequence[Row], others: int) -> str:
@@ -68,8 +69,10 @@ def _undecided(unclear: Sequence[Row], others: int) -> str:
 
 
 def _headline(best: Row, also: str, noise: float) -> str:
-    proposer = f"draft {best['proposer']}" if best["proposer_name"] == "draft_model" else best["proposer"]
-    what = f"{proposer}, proposal length {best['k']}" + f", {best['other_settings']}" * bool(best["other_settings"])
+    proposer = ProposerIdentity(name=best["proposer_name"], label=best["proposer"])
+    what = f"{named_proposer(proposer)}, proposal length {best['k']}" + f", {best['other_settings']}" * bool(
+        best["other_settings"]
+    )
     if best["pooled_speedup"] is None:
         return f"The fastest is {what}: {_with_interval(estimate(best, 'tokens_per_second'), ' tokens/s', 0)}.{also}"
     gain = f"{_with_interval(estimate(best, 'pooled_speedup'), 'x')} the speed of plain decoding"

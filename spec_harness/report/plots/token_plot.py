@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from spec_harness.errors import UserError
+from spec_harness.report.formats import printable
 from spec_harness.report.load import Run
 from spec_harness.report.plots.style import WIDTH, new_figure
 from spec_harness.report.token_view import BACKGROUND, Kind, token_kinds
@@ -19,6 +20,7 @@ UNDERLINED: dict[Kind, dict[str, Any]] = {
     "bonus": {"linewidth": 1.2, "linestyle": ":"},
 }
 _LINE = 0.17  # inches
+_FONT = WIDTH * 72 * 0.97 / COLUMNS / 0.602  # points: a character is 0.602 of them wide
 
 
 def by_acceptance(run: Run) -> list[dict[str, Any]]:
@@ -70,8 +72,8 @@ def token_view(run: Run, request_id: str | None = None) -> Figure | None:
             axes.add_patch(box)
             if kind in UNDERLINED:
                 axes.plot([column, column + len(text)], [row_number + 0.94] * 2, color="#444444", **UNDERLINED[kind])
-            place = (column, row_number + 0.5, _plain(text))
-            axes.text(*place, family="DejaVu Sans Mono", fontsize=_font(), va="center", parse_math=False)
+            place = (column, row_number + 0.5, printable(text, instead="\N{REPLACEMENT CHARACTER}"))
+            axes.text(*place, family="DejaVu Sans Mono", fontsize=_FONT, va="center", parse_math=False)
     axes.set(xlim=(0, COLUMNS), ylim=(len(shown), 0), title="One output, token by token")
     axes.set_axis_off()
     handles = [
@@ -100,13 +102,3 @@ def _wrapped(tokens: Sequence[tuple[str, Kind]]) -> list[list[tuple[int, str, Ki
                 lines[-1].append((column, piece, kind))
                 column += len(piece)
     return [line for line in lines if line]
-
-
-def _plain(text: str) -> str:
-    """What a font can draw: no control characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def _font() -> float:
-    """Points at which ``COLUMNS`` characters (each 0.602 of the size wide) fill the width."""
-    return WIDTH * 72 * 0.97 / COLUMNS / 0.602

@@ -169,6 +169,17 @@ def test_a_fault_comes_before_the_speed(requests: Any, make_results: Make) -> No
     assert "failed: [draft] cache: 0.5, tolerance 0.0001" in text  # brackets are no markup
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("interrupted", "INTERRUPTED: figures of the 7 requests that had finished."),
+        ("partial", "PARTIAL: figures of the first 7 requests only"),
+    ],
+)
+def test_a_run_that_is_not_whole_says_so_first(status: str, words: str, requests: Any, make_results: Make) -> None:
+    assert words in rendered(make_results(requests, max_proposal_len=4, status=status)).splitlines()[1]
+
+
 def test_every_rate_stands_beside_its_coverage(requests: Any, make_results: Make) -> None:
     results = make_results(requests, max_proposal_len=4)
     coverage = f"{100 * results.proposal.coverage.value:.1f} %"

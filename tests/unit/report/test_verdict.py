@@ -5,15 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from spec_harness.report.headline import headline
+from spec_harness.report.html import write_html
 from spec_harness.report.load import load_run
 from spec_harness.report.pooled_baseline import FLOOR, PooledBaseline, pooled_baseline
 from spec_harness.report.round_cost import round_cost
-from spec_harness.report.sweep import Sweep, load_sweep, table_rows
+from spec_harness.report.sweep import Sweep, load_sweep
+from spec_harness.report.sweep_summary import write_sweep_summary
 from spec_harness.report.verdict import verdict
-from spec_harness.results.schema import Estimate, TimeShare, TimingResults
-from tests.factories import config
+from spec_harness.results.schema import Estimate, ProposerIdentity, TimeShare, TimingResults
+from tests.factories import config, provenance_of
 
 Save = Callable[..., Path]
 
@@ -269,8 +273,20 @@ def test_a_single_run_is_named_by_draft_and_length(sweep: Callable[..., Sweep]) 
     assert row["label"] == "tiny-draft, k=4"
 
 
-def test_a_proposer_without_a_model_has_a_name(save_run: Save, tmp_path: Path) -> None:
-    run = load_run(save_run(tmp_path / "run"))
-    source = run.results.provenance.model_copy(update={"draft": None})
-    (row,) = table_rows([run.results.model_copy(update={"provenance": source})])
-    assert row["proposer"] == "n-gram lookup"
+def test_a_proposer_of_one_s_own_is_called_by_its_label(save_run: Save, tmp_path: Path) -> None:
+    """Who proposed was told by whether there was a draft model."""
+    own = ProposerIdentity(name="my.module.Copycat", label="Copycat")
+    source = provenance_of(drafted=False).model_copy(update={"proposer": own})
+    settings = config(proposal__kind="custom")
+    folder = save_run(tmp_path / "sweep" / "0", timing=timing(1.5), provenance=source, config=settings)
+    sweep = load_sweep(tmp_path / "sweep")
+    (row,) = sweep.rows
+    assert (row["proposer"], row["proposer_name"], row["label"]) == ("Copycat", "my.module.Copycat", "Copycat, k=4")
+    answer = verdict(sweep)
+    assert answer is not None
+    assert answer.headline.startswith("Use Copycat, proposal length 4.")
+    assert headline(load_run(folder).results)[0].text.startswith("Copycat, target tiny-target, ")
+    assert "Use Copycat" in write_html(tmp_path / "sweep").read_text()
+    write_sweep_summary(tmp_path / "sweep")
+    assert pd.read_parquet(tmp_path / "sweep" / "sweep_summary.parquet").proposer.tolist() == ["Copycat"]
+    assert "Use Copycat" in (tmp_path / "sweep" / "sweep_summary.md").read_text()
