@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from spec_harness.config import EvalConfig, ProposalConfig
 from spec_harness.data.prompts import PromptRow
-from spec_harness.engine import EngineSettings, SamplerSettings, blocks_that_fit, bytes_per_block
+from spec_harness.engine import EngineSettings, SamplerSettings, bytes_per_block, pool_size
 from spec_harness.errors import UserError
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.models.load import LoadedModel
@@ -68,14 +68,15 @@ def _largest_request(
 
 def _num_blocks(config: EvalConfig, models: Sequence[LoadedModel], largest: int, at_once: int) -> int:
     """As configured, or sized: on a GPU what fits, on the CPU the largest request for each sequence running at once."""
-    size, num_blocks = config.kv_cache.block_size, config.kv_cache.num_blocks
-    if num_blocks is None and models[0].model.device.type == "cuda":
-        num_blocks = blocks_that_fit(models, block_size=size, memory_share=config.kv_cache.gpu_memory_utilization)
-    elif num_blocks is None:
-        num_blocks = at_once * largest
+    cache = config.kv_cache
+    num_blocks = cache.num_blocks
+    if num_blocks is None:
+        share = cache.gpu_memory_utilization
+        num_blocks = pool_size(models, block_size=cache.block_size, memory_share=share, on_cpu=at_once * largest)
     if num_blocks < largest:
         raise UserError(
-            f"kv_cache.num_blocks={num_blocks} is too small: the largest request needs {largest} (of {size} tokens)"
+            f"kv_cache.num_blocks={num_blocks} is too small: the largest request needs {largest} (of "
+            f"{cache.block_size} tokens)"
         )
     return num_blocks
 

@@ -13,7 +13,7 @@ from spec_harness.engine.engine import (
     StageProbe,
 )
 from spec_harness.engine.factory import EngineSettings, NgramSettings, SamplerSettings, build_engine
-from spec_harness.engine.pool import blocks_that_fit, bytes_per_block
+from spec_harness.engine.pool import bytes_per_block, pool_size
 from spec_harness.engine.stopping import StopCriteria
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "SequenceState",
     "StageProbe",
     "StopCriteria",
-    "blocks_that_fit",
     "build_engine",
     "bytes_per_block",
+    "pool_size",
 ]

@@ -1,4 +1,4 @@
-"""How many KV blocks an engine gets."""
+"""How many KV blocks there is room for."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,12 @@ def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
     return sum(KVCache.bytes_per_block(m.layers, block_size=block_size, dtype=m.dtype) for m in models)
 
 
-def blocks_that_fit(models: Sequence[LoadedModel], *, block_size: int, memory_share: float) -> int:
-    """Blocks that fit into ``memory_share`` of a GPU's memory next to what is already allocated there."""
-    free, total = torch.cuda.mem_get_info(models[0].model.device)
+def pool_size(models: Sequence[LoadedModel], *, block_size: int, memory_share: float, on_cpu: int) -> int:
+    """Blocks that fit into ``memory_share`` of a GPU's memory next to what is already allocated there; ``on_cpu`` on the
+    CPU, whose memory is not the engine's to fill."""
+    device = models[0].model.device
+    if device.type != "cuda":
+        return on_cpu
+    free, total = torch.cuda.mem_get_info(device)
     budget = int(total * memory_share) - (total - free)
     return max(0, budget) // bytes_per_block(models, block_size) - 1  # block 0 comes on top

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from spec_harness.engine import EngineSettings, NgramSettings
 from spec_harness.models.load import LoadedModel
 from spec_harness.requests import RequestRecord
-from spec_harness.results.schema import BaselineEquality, Check
+from spec_harness.results.schema import BaselineEquality, Check, StepTimeResults
 from spec_harness.trust.baseline import judge_all, record_key
 from spec_harness.trust.kv_gate import SIZES, require, run_gate
-from spec_harness.trust.step_profile import StepTimes, measure_steps
+from spec_harness.trust.step_profile import measure_steps
 
 
 class Checks:
@@ -26,7 +26,7 @@ class Checks:
         """Sets the verdicts of ``ours``; ``None`` where texts cannot be compared."""
         return None
 
-    def step_times(self, *, batch: int) -> StepTimes | None:
+    def step_times(self, *, batch: int) -> StepTimeResults | None:
         """Of steps of ``batch`` sequences; ``None`` where they cannot be taken."""
         return None
 
@@ -76,7 +76,7 @@ class NativeChecks(Checks):
         others = {record_key(record): record for record in baseline}
         return BaselineEquality(**judge_all(self._target, ours, others))
 
-    def step_times(self, *, batch: int) -> StepTimes | None:
+    def step_times(self, *, batch: int) -> StepTimeResults | None:
         proposer = self._draft or self._ngram
         times = measure_steps(self._target, proposer, self._settings, self._prompts, batch=batch)
         if times is None:

@@ -18,8 +18,7 @@ from spec_harness.requests import Request
 from spec_harness.results.assemble import run_results
 from spec_harness.results.figures import plain_numbers
 from spec_harness.results.round_log import RunHeader
-from spec_harness.results.schema import Check, RunResults
-from spec_harness.trust.step_profile import StepTimes
+from spec_harness.results.schema import Check, RunResults, StepTimeResults
 
 
 class SpecDecodeEvalModule(LightningModule):
@@ -158,7 +157,7 @@ class SpecDecodeEvalModule(LightningModule):
         )
         return results.model_copy(update={"notes": [*results.notes, *notes(results, first.records)]})
 
-    def _step_times(self) -> StepTimes | None:
+    def _step_times(self) -> StepTimeResults | None:
         """At the run's mean batch, where there is a speed-up to explain."""
         if len(self.runs) < 2 or self.header.max_proposal_len == 0:
             return None

@@ -1,12 +1,11 @@
 """What an engine's report adds to results.json, and what an engine could not give."""
 
-from dataclasses import asdict
 from typing import Any
 
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.metrics.counts import ProposalCounts
 from spec_harness.results.schema import KVResults, StepTimeResults
-from spec_harness.trust.step_profile import StepTimes
+from spec_harness.trust.step_profile import draft_cost_ratio, predicted_speedup
 
 
 def kv_results(sizes: KVResults | None, run: EngineRun) -> KVResults | None:
@@ -27,14 +26,14 @@ def kv_results(sizes: KVResults | None, run: EngineRun) -> KVResults | None:
     )
 
 
-def predicted_times(counts: ProposalCounts, steps: StepTimes) -> dict[str, Any]:
+def predicted_times(counts: ProposalCounts, steps: StepTimeResults) -> dict[str, Any]:
     """What the step times of the micro-profile add to the timing section."""
     rounds = counts.num_rounds
     return {
-        "step_times": StepTimeResults(**asdict(steps)),
-        "draft_cost_ratio": steps.draft_cost_ratio,
-        "predicted_speedup": steps.predicted_speedup(
-            counts.num_emitted_tokens / rounds, counts.num_draft_tokens / rounds
+        "step_times": steps,
+        "draft_cost_ratio": draft_cost_ratio(steps),
+        "predicted_speedup": predicted_speedup(
+            steps, counts.num_emitted_tokens / rounds, counts.num_draft_tokens / rounds
         )
         if rounds
         else None,

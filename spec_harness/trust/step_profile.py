@@ -17,6 +17,7 @@ from spec_harness.engine import Engine, EngineSettings, NgramSettings, StageProb
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.models.load import LoadedModel
 from spec_harness.requests import Request, SamplingParams
+from spec_harness.results.schema import StepTimeResults
 
 _WARM_UP, _REPEATS = 3, 15  # calls of each kind
 # Engine steps. In a turn an engine finds the caches full of the other's weights, as it never does in a run: the first
@@ -24,29 +25,15 @@ _WARM_UP, _REPEATS = 3, 15  # calls of each kind
 _TURNS, _SETTLE, _MEASURED = 3, 2, 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Seconds, medians, for a batch of ``batch`` sequences of ``context_len`` tokens."""
+def draft_cost_ratio(times: StepTimeResults) -> float:
+    """Leviathan's c: one draft step / one target forward."""
+    return times.draft_step_s / times.target_forward_s
 
-    batch: int
-    context_len: int
-    target_step_s: float  # one step of the baseline's engine: a target forward, sampling, commit
-    target_forward_s: float  # the target's forward in it
-    draft_step_s: float  # one draft step without catch-up; for n-gram proposals, one token's share of the look-up
-    score_s: list[float]  # [l]: scoring proposals of l tokens, l = 0 ... k
-    # The rest of a speculative step: verification, commit, scheduling, and what draft steps and scoring take on top
-    # when they follow each other (the draft's catch-up, caches full of the other model).
-    host_s: float
 
-    def predicted_speedup(self, tokens_per_target_pass: float, mean_proposal_len: float) -> float:
-        """tokens_per_target_pass * t_target / (l * t_draft + t_score(l) + t_host), l the mean proposal length."""
-        step = _passes_s(mean_proposal_len, self.draft_step_s, self.score_s) + self.host_s
-        return tokens_per_target_pass * self.target_step_s / step
-
-    @property
-    def draft_cost_ratio(self) -> float:
-        """Leviathan's c: one draft step / one target forward."""
-        return self.draft_step_s / self.target_forward_s
+def predicted_speedup(times: StepTimeResults, tokens_per_target_pass: float, mean_proposal_len: float) -> float:
+    """tokens_per_target_pass * t_target / (l * t_draft + t_score(l) + t_host), l the mean proposal length."""
+    step = _passes_s(mean_proposal_len, times.draft_step_s, times.score_s) + times.host_s
+    return tokens_per_target_pass * times.target_step_s / step
 
 
 def _passes_s(proposal_len: float, draft_step_s: float, score_s: Sequence[float]) -> float:
@@ -64,7 +51,7 @@ def measure_steps(
     prompts: Sequence[Sequence[int]],
     *,
     batch: int,
-) -> StepTimes | None:
+) -> StepTimeResults | None:
     """Runs the baseline's engine and the speculative one on ``batch`` of the prompts, then single stages.
 
     ``None`` if a model's maximum length leaves no room for that, or an engine times no stages.
@@ -98,7 +85,7 @@ def measure_steps(
     ]
     draft_step = _draft_step(stages, settings.max_proposal_len, drafting)
     lens = stages.context_lens()
-    return StepTimes(
+    return StepTimeResults(
         batch=batch,
         context_len=sum(lens) // max(1, len(lens)),
         target_step_s=plain.wall_s,

@@ -9,7 +9,8 @@ import pytest
 from spec_harness.engine import EngineSettings, NgramSettings
 from spec_harness.models.load import LoadedModel
 from spec_harness.proposers.ngram import NgramProposer
-from spec_harness.trust.step_profile import StepTimes, measure_steps
+from spec_harness.results.schema import StepTimeResults
+from spec_harness.trust.step_profile import draft_cost_ratio, measure_steps, predicted_speedup
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from tests.helpers import noisy_copy, prompts, tiny_loaded
 
@@ -47,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, target: LoadedModel) -> Clock:
 
 def measured(
     target: LoadedModel, draft: LoadedModel | NgramSettings, *, batch: int = 2, **settings: Any
-) -> StepTimes | None:
+) -> StepTimeResults | None:
     engine = EngineSettings(block_size=4, num_blocks=1, max_num_seqs=8, max_proposal_len=K, **settings)
     return measure_steps(target, draft, engine, prompts(3), batch=batch)
 
@@ -62,9 +63,9 @@ def test_each_figure_is_what_its_passes_cost(target: LoadedModel) -> None:
     assert steps.score_s == [TARGET + 2 * PER_TOKEN * (length + 1) for length in range(K + 1)]
     assert steps.draft_step_s == pytest.approx(DRAFT + 2 * PER_TOKEN)
     assert steps.host_s == pytest.approx(2 * PER_TOKEN)
-    assert steps.draft_cost_ratio == pytest.approx(2.5 / 10.5)
+    assert draft_cost_ratio(steps) == pytest.approx(2.5 / 10.5)
     a_round = K * (DRAFT + 2 * PER_TOKEN) + 2 * PER_TOKEN + TARGET + 2 * PER_TOKEN * (K + 1)
-    assert steps.predicted_speedup(K + 1.0, float(K)) == pytest.approx((K + 1) * (TARGET + 2 * PER_TOKEN) / a_round)
+    assert predicted_speedup(steps, K + 1.0, float(K)) == pytest.approx((K + 1) * (TARGET + 2 * PER_TOKEN) / a_round)
 
 
 @pytest.mark.usefixtures("clock")
@@ -89,7 +90,7 @@ def test_a_draft_without_room_for_a_step_has_no_cost(target: LoadedModel) -> Non
 
 
 def test_prediction_lies_on_a_line_between_two_lengths() -> None:
-    steps = StepTimes(
+    steps = StepTimeResults(
         batch=1,
         context_len=9,
         target_step_s=3.0,
@@ -98,6 +99,6 @@ def test_prediction_lies_on_a_line_between_two_lengths() -> None:
         score_s=[2.0, 4.0, 6.0],
         host_s=0.5,
     )
-    assert steps.predicted_speedup(2.0, 1.5) == pytest.approx(2 * 3 / (1.5 * 1 + 5 + 0.5))
-    assert steps.predicted_speedup(3.0, 2.0) == pytest.approx(3 * 3 / (2 * 1 + 6 + 0.5))
-    assert steps.predicted_speedup(1.0, 0.0) == pytest.approx(1 * 3 / (2 + 0.5))
+    assert predicted_speedup(steps, 2.0, 1.5) == pytest.approx(2 * 3 / (1.5 * 1 + 5 + 0.5))
+    assert predicted_speedup(steps, 3.0, 2.0) == pytest.approx(3 * 3 / (2 * 1 + 6 + 0.5))
+    assert predicted_speedup(steps, 1.0, 0.0) == pytest.approx(1 * 3 / (2 + 0.5))
