@@ -14,8 +14,8 @@ def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
 
 
 def pool_size(models: Sequence[LoadedModel], *, block_size: int, memory_share: float, on_cpu: int) -> int:
-    """Blocks that fit into ``memory_share`` of a GPU's memory next to what is already allocated there; ``on_cpu`` on the
-    CPU, whose memory is not the engine's to fill."""
+    """Blocks that fit into ``memory_share`` of a GPU's memory next to what is already allocated there; on the
+    CPU, whose memory is not the engine's to fill, ``on_cpu``."""
     device = models[0].model.device
     if device.type != "cuda":
         return on_cpu
