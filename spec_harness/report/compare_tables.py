@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from spec_harness.report.comparable import machine
 from spec_harness.report.compare import EQUAL, RATES, SPEED, Difference, changed_settings, is_repeat
+from spec_harness.report.formats import UNKNOWN
 from spec_harness.report.headline import distrust
 from spec_harness.report.load import Run
 from spec_harness.report.pooled_baseline import pooled_baseline
-from spec_harness.report.table import Line, Table
+from spec_harness.report.table import Line, Table, Tone
 
 _NAMES = {name: name.replace("_", " ") for name in (*RATES, SPEED)}
 _SHARES = {"coverage", "acceptance_rate"}
@@ -22,8 +23,8 @@ def compare_headline(a: Run, b: Run, differences: Sequence[Difference]) -> list[
         Line(f"{requests:,} requests in two runs"),
         Line(f"A = {a.directory}"),
         Line(f"B = {b.directory}"),
-        _acceptance(by_name["acceptance_rate"]),
-        _tokens(by_name["tokens_per_target_pass"]),
+        _answer("Acceptance", by_name["acceptance_rate"], "{winner}'s proposals are accepted more often"),
+        _answer("Tokens", by_name["tokens_per_target_pass"], "{winner} yields more tokens a pass of the target"),
         _speed(by_name[SPEED], a, b),
         *distrust(a.results, "the figures of A"),
         *distrust(b.results, "the figures of B"),
@@ -72,16 +73,6 @@ def compare_notes(a: Run, b: Run) -> list[str]:
     return notes
 
 
-def _acceptance(d: Difference) -> Line:
-    better = "{winner}'s proposals are accepted more often"
-    return _answer("Acceptance", d, better, "B - A is", unknown="a run proposed nothing")
-
-
-def _tokens(d: Difference) -> Line:
-    better = "{winner} yields more tokens a pass of the target"
-    return _answer("Tokens", d, better, "B - A is", unknown="a run had no round")
-
-
 def _speed(d: Difference, a: Run, b: Run) -> Line:
     """The interval covers the prompts; what the machine did between the runs shows in plain decoding, if anywhere."""
     if machine(a.results) != machine(b.results):
@@ -90,42 +81,39 @@ def _speed(d: Difference, a: Run, b: Run) -> Line:
         return Line(
             f"Speed: the runs have the same settings, B / A is {_change(d, d.change)} by the machine.", "caution"
         )
-    line = _answer("Speed", d, "{winner} was faster", "B / A is", unknown="a run measured none")
-    pooled = pooled_baseline([a.results, b.results])
+    line = _answer("Speed", d, "{winner} was faster")
     if d.change is None:
         return line
+    limit = f"{d.noise - 1:.0%}"
+    pooled = pooled_baseline([a.results, b.results])
     if pooled is None:
-        return Line(f"{line.text} Below {d.noise - 1:.0%} no difference in speed is called clear.", line.tone)
+        return Line(f"{line.text} Below {limit} no difference in speed is called clear.", line.tone)
     first, second = pooled.speeds
-    text = (
-        f"{line.text} Plain decoding, the same work in both runs, ran at {first:,.0f} and {second:,.0f} tokens/s: up "
-        f"to {d.noise - 1:.0%} may be the machine's."
-    )
-    return Line(text, line.tone)
+    text = f"Plain decoding, the same work in both runs, ran at {first:,.0f} and {second:,.0f} tokens/s: up to {limit}"
+    return Line(f"{line.text} {text} may be the machine's.", line.tone)
 
 
-def _answer(what: str, d: Difference, better: str, change: str, *, unknown: str) -> Line:
+def _answer(what: str, d: Difference, better: str) -> Line:
     if d.change is None:
-        return Line(f"{what}: cannot be compared, {unknown}.", "caution")
-    interval = "" if d.ci95 is None else f" (95 %: {_bare(d, d.ci95[0])} to {_bare(d, d.ci95[1])})"
-    figures = f"{change} {_change(d, d.change)}{interval}"
+        return Line(f"{what}: cannot be compared, a run has no such figure.", "caution")
     if d.verdict == EQUAL:
         return Line(f"{what}: the same in both.", "caution")
+    interval = "" if d.ci95 is None else f" (95 %: {_bare(d, d.ci95[0])} to {_bare(d, d.ci95[1])})"
+    figures = f"{'B / A' if d.is_ratio else 'B - A'} is {_change(d, d.change)}{interval}"
     words = {"within noise": "the difference is within noise", "too few requests": "too few requests to tell"}
-    if d.verdict in words:
-        return Line(f"{what}: {words[d.verdict]}, {figures}.", "caution")
-    return Line(f"{what}: {better.format(winner=d.verdict[0])}, {figures}.", "good")
+    tone: Tone = "caution" if d.verdict in words else "good"
+    return Line(f"{what}: {words.get(d.verdict, better.format(winner=d.verdict[0]))}, {figures}.", tone)
 
 
 def _value(d: Difference, value: float | None) -> str:
     if value is None:
-        return "n/a"
+        return UNKNOWN
     return f"{100 * value:.1f} %" if d.name in _SHARES else f"{value:,.1f}" if d.is_ratio else f"{value:.2f}"
 
 
 def _change(d: Difference, change: float | None) -> str:
     if change is None:
-        return "n/a"
+        return UNKNOWN
     return f"{_bare(d, change)}{'x' if d.is_ratio else ' points' if d.name in _SHARES else ''}"
 
 

@@ -2,6 +2,7 @@
 
 from spec_harness.results.schema import Estimate, Latency
 
+UNKNOWN = "n/a"
 BAR_WIDTH = 16  # characters of a full bar
 _EIGHTHS = ("", *map(chr, range(0x258F, 0x2588, -1)))  # of a character: from nothing to seven
 
@@ -28,13 +29,12 @@ def tokens(count: int) -> str:
     return plural(count, "token")
 
 
-def times(value: float | None) -> str:
-    """A factor."""
-    return "n/a" if value is None else f"{value:.2f}x"
+def factor(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}x"
 
 
 def percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.1f} %"
+    return UNKNOWN if value is None else f"{100 * value:.1f} %"
 
 
 def rate(estimate: Estimate) -> tuple[str, str]:
@@ -47,7 +47,7 @@ def rate(estimate: Estimate) -> tuple[str, str]:
 def number(estimate: Estimate, *, digits: int = 2, unit: str = "") -> tuple[str, str]:
     """A number and its interval."""
     if estimate.value is None:
-        return "n/a", ""
+        return UNKNOWN, ""
     interval = "" if estimate.ci95 is None else "{:,.{d}f} to {:,.{d}f}".format(*estimate.ci95, d=digits)
     return f"{estimate.value:,.{digits}f}{unit}", interval
 
@@ -57,9 +57,9 @@ def together(value: str, interval: str) -> str:
     return f"{value} ({interval.replace(' to ', '-')})" if interval else value
 
 
-def latency(times: Latency) -> str:
-    return f"{1000 * times.p50:,.1f} ms (p95 {1000 * times.p95:,.1f})"
+def latency(times: Latency | None) -> str:
+    return UNKNOWN if times is None else f"{1000 * times.p50:,.1f} ms (p95 {1000 * times.p95:,.1f})"
 
 
 def short(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3g}"
+    return UNKNOWN if value is None else f"{value:.3g}"

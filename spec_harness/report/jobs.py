@@ -24,9 +24,14 @@ class Job:
     directory: Path
     name: str  # its path below the sweep
     overrides: Mapping[str, str]  # as given on the command line: key and value
-    state: str  # running, interrupted, done or failed, see `read_status`; unknown without status.json
+    state: str  # running, done, failed, partial or interrupted; unknown of a folder without status and results
     error: str | None  # why it failed, or why its results cannot be read
-    results: RunResults | None  # null unless it is done
+    results: RunResults | None  # of an interrupted one those of what had finished; null if there are none
+
+    @property
+    def finished(self) -> bool:
+        """There are figures of all its requests."""
+        return self.results is not None and self.results.status != "interrupted"
 
 
 def is_run(directory: Path) -> bool:
@@ -34,19 +39,24 @@ def is_run(directory: Path) -> bool:
 
 
 def read_run(directory: Path) -> RunResults:
-    """The results of one run; of one that was killed those of the sequences that had finished. ``UserError`` says how
-    it ended if it has none."""
-    if os.path.isfile(directory / STATUS):
-        status = read_status(directory)
-        if status.get("state") == "interrupted" and (directory / ROUND_LOG).is_file():
-            return interrupted_results(directory)
-        if not (directory / RESULTS).is_file() or status.get("state") == "running":
-            raise UserError(f"{directory}: no finished results.json: {_ending(status)}")
-    elif not os.path.isfile(directory / RESULTS):
+    """The results of one run; of one that was killed those of the requests that had finished. ``UserError`` says how it
+    ended if it has none."""
+    if not is_run(directory):
         runs = [path.parent.relative_to(directory).as_posix() for path in sorted(directory.glob("*/" + STATUS))]
         problem = f"it holds runs ({runs[0]}, ...): give one of them" if runs else "give the directory of a run"
         raise UserError(f"{directory / RESULTS} is missing; {problem}")
-    return read_results(directory / RESULTS)
+    status = read_status(directory)
+    results = _results(directory, status.get("state"))
+    if results is None:
+        raise UserError(f"{directory}: no finished results.json: {_ending(status)}")
+    return results
+
+
+def _results(folder: Path, state: str | None) -> RunResults | None:
+    if state == "interrupted" and (folder / ROUND_LOG).is_file():
+        return interrupted_results(folder)
+    unfinished = state in ("running", "interrupted") or not (folder / RESULTS).is_file()
+    return None if unfinished else read_results(folder / RESULTS)
 
 
 def find_jobs(directory: Path) -> list[Job]:
@@ -61,14 +71,15 @@ def find_jobs(directory: Path) -> list[Job]:
 def _read_job(folder: Path, below: Path) -> Job:
     status = read_status(folder)
     state, error, results = str(status.get("state", "unknown")), status.get("error"), None
-    if state not in ("failed", "running", "interrupted") and (folder / RESULTS).is_file():
-        try:
-            results = read_results(folder / RESULTS)
-        except UserError as refused:
-            error = str(refused)
-        if results is not None and results.status == "failed":
-            state, error, results = "failed", "outputs differ from plain decoding", None
-    elif state != "failed":
+    try:
+        results = None if state == "failed" else _results(folder, state)
+    except UserError as refused:
+        error = str(refused)
+    if results is not None and results.status == "failed":
+        state, error, results = "failed", "outputs differ from plain decoding", None
+    elif results is not None:
+        state = results.status
+    elif error is None:
         error = _ending(status)
     return Job(
         directory=folder,
@@ -114,5 +125,5 @@ def _ending(status: Mapping[str, Any]) -> str:
 
 
 def _in_order(text: str) -> list[tuple[int, int, str]]:
-    """Numbers by their value, so that job 10 comes behind job 9."""
+    """Numbers by their value, so that job 10 comes after job 9."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text)]

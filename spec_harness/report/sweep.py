@@ -51,20 +51,19 @@ class Sweep:
         ]
 
     @property
-    def interrupted(self) -> list[Row]:
-        """The rows of jobs that were killed: figures of the requests that had finished."""
-        pairs = zip(self.all_jobs, self.rows, strict=True)
-        return [row for job, row in pairs if job.results is not None and not _ended(job)]
-
-    @property
     def ranked(self) -> list[Row]:
         """The rows of ``runs``."""
-        return [row for job, row in zip(self.all_jobs, self.rows, strict=True) if _ended(job)]
+        return [row for job, row in zip(self.all_jobs, self.rows, strict=True) if job.finished]
+
+    @property
+    def interrupted(self) -> list[Row]:
+        """The rows of jobs that were killed: figures of the requests that had finished."""
+        return [row for row in self.rows if row["state"] == "interrupted" and "k" in row]
 
     @cached_property
     def runs(self) -> list[Run]:
         """Of the jobs that ended with results: what may be ranked and drawn."""
-        return [Run(job.directory, job.results) for job in self.all_jobs if job.results is not None and _ended(job)]
+        return [Run(job.directory, job.results) for job in self.all_jobs if job.results is not None and job.finished]
 
     def run(self, job: str) -> Run:
         """By the name of its job."""
@@ -143,10 +142,6 @@ def estimate(row: Row, name: str) -> Estimate:
 def cost(row: Row) -> dict[str, float]:
     """What a round costs, by stage; empty where it is not known."""
     return {name.removeprefix(_COST): steps for name, steps in row.items() if name.startswith(_COST)}
-
-
-def _ended(job: Job) -> bool:
-    return job.results is not None and job.results.status != "interrupted"
 
 
 def _job_columns(job: Job, varied: Sequence[str]) -> dict[str, Any]:

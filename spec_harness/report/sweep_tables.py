@@ -5,7 +5,7 @@ Runs that answer different questions stand in the order of their names: no table
 
 from collections.abc import Sequence
 
-from spec_harness.report.formats import number, percent, rate, times, together
+from spec_harness.report.formats import factor, number, percent, rate, together
 from spec_harness.report.headline import conditions
 from spec_harness.report.sweep import LENGTH, Row, Sweep, cost, estimate
 from spec_harness.report.table import Line, Table
@@ -25,7 +25,7 @@ def sweep_headline(sweep: Sweep, *, name: str) -> list[Line]:
         swept = {key.split(".")[0] for key in sweep.varied}
         lines.append(Line(conditions(sweep.runs[0].results, leave_out=swept)))
     if sweep.interrupted:
-        lines.append(Line(f"{len(sweep.interrupted)} interrupted: figures of their finished requests only.", "alarm"))
+        lines.append(Line(f"{len(sweep.interrupted)} interrupted: figures of finished requests only.", "alarm"))
     if sweep.failures:
         lines.append(Line(f"{len(sweep.failures)} without results, see below.", "alarm"))
     return lines
@@ -98,8 +98,8 @@ def _costs(rows: Sequence[Row]) -> Table:
                 row["settings"] or row["job"],
                 number(estimate(row, "tokens_per_target_pass"))[0],
                 *(f"{own:.2f}" for own in steps),
-                times(row["decoding_speedup"]),
-                times(row.get("predicted_speedup")),
+                factor(row["decoding_speedup"]),
+                factor(row.get("predicted_speedup")),
             )
         )
     hint = (

@@ -5,7 +5,7 @@ tables in the terminal, ``markdown.py`` writes them to report.md.
 """
 
 from spec_harness.metrics.bootstrap import MIN_REQUESTS
-from spec_harness.report.formats import latency, number, percent, rate, short, together, tokens
+from spec_harness.report.formats import UNKNOWN, factor, latency, number, percent, rate, short, together, tokens
 from spec_harness.report.table import MEANING, Bar, Line, Table
 from spec_harness.results.schema import (
     IntegrityResults,
@@ -132,6 +132,7 @@ SKIPPED = {
 
 def _timing(timing: TimingResults) -> Table:
     ours, plain = timing.speculative_tokens_per_second, timing.baseline_tokens_per_second
+    times = "median (and 95th percentile)"
     rows = []
     if ours.value is not None:
         rows.append(("speculative", *number(ours, digits=1, unit=" tokens/s"), "output tokens / wall time"))
@@ -139,14 +140,13 @@ def _timing(timing: TimingResults) -> Table:
         rows.append(("baseline", *number(plain, digits=1, unit=" tokens/s"), "output tokens / time, the target alone"))
     if ours.value is not None:
         rows.append(("speed-up", *number(timing.speedup, unit="x"), "speculative / baseline"))
-    if timing.predicted_speedup is not None:
-        rows.append(("speed-up predicted", f"{timing.predicted_speedup:.2f}x", "", "decoding alone, by step times"))
-    if timing.draft_cost_ratio is not None:
-        rows.append(("draft cost ratio", f"{timing.draft_cost_ratio:.3f}", "", "draft step / target forward"))
-    if timing.time_to_first_token is not None:
-        rows.append(("first token after", latency(timing.time_to_first_token), "", "median (and 95th percentile)"))
-    if timing.time_per_output_token is not None:
-        rows.append(("each further token", latency(timing.time_per_output_token), "", "median (and 95th percentile)"))
+    for name, text, meaning in (
+        ("speed-up predicted", factor(timing.predicted_speedup), "decoding alone, by step times"),
+        ("draft cost ratio", short(timing.draft_cost_ratio), "draft step / target forward"),
+        ("first token after", latency(timing.time_to_first_token), times),
+        ("each further token", latency(timing.time_per_output_token), times),
+    ):
+        rows += [(name, text, "", meaning)] if text != UNKNOWN else []
     return Table(title="Time", columns=("value", "95 % interval", MEANING), rows=rows)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from spec_harness.errors import UserError
 from spec_harness.report.compare import SPEED, compare
-from spec_harness.report.formats import number, times
+from spec_harness.report.formats import factor, number
 from spec_harness.report.headline import named_proposer
 from spec_harness.report.load import Run
 from spec_harness.report.pooled_baseline import FLOOR, PooledBaseline
@@ -119,9 +119,9 @@ def _balance(best: Row) -> list[str]:
     predicted = best.get("predicted_speedup")
     return [
         f"A round yields {best['tokens_per_target_pass']:.2f} tokens for the time of {sum(costs.values()):.2f} plain "
-        f"steps ({in_words(costs)}): {times(best['decoding_speedup'])} in decoding alone"
-        f"{'' if predicted is None else f' (predicted: {times(predicted)})'}. Prefill, which both pay, makes it "
-        f"{times(best['pooled_speedup'])}."
+        f"steps ({in_words(costs)}): {factor(best['decoding_speedup'])} in decoding alone"
+        f"{'' if predicted is None else f' (predicted: {factor(predicted)})'}. Prefill, which both pay, makes it "
+        f"{factor(best['pooled_speedup'])}."
     ]
 
 

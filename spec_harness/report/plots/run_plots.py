@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from spec_harness.metrics.bootstrap import MIN_REQUESTS, Bootstrap
+from spec_harness.report.formats import number, together
 from spec_harness.report.load import Run
 from spec_harness.report.plots.style import GRAY, MARKERS, PALETTE, error_bars, new_figure
 from spec_harness.results.schema import Estimate
@@ -52,12 +53,9 @@ def accepted_lengths(run: Run) -> Figure | None:
     p = run.results.proposal
     if p.num_drafts == 0:
         return None
-    mean = p.mean_acceptance_length
-    spread = "" if mean.ci95 is None else f" (95 % interval {mean.ci95[0]:.2f} to {mean.ci95[1]:.2f})"
-    note = (
-        f"{p.num_drafts:,} rounds with a proposal. Mean acceptance length {mean.value:.2f} tokens{spread}: the "
-        "accepted tokens plus the one that the target adds to each round."
-    )
+    mean = together(*number(p.mean_acceptance_length, unit=" tokens"))
+    note = f"{p.num_drafts:,} rounds with a proposal. Mean acceptance length {mean}: the accepted tokens plus the one "
+    note += "that the target adds to each round. In brackets: 95 % interval."
     figure, axes = new_figure(height=3.3, note=note)
     counts = p.accepted_length_histogram
     bars = axes.bar(range(len(counts)), counts, color=PALETTE[0], width=0.75)

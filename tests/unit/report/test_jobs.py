@@ -1,15 +1,20 @@
 """Which jobs there are, what each was asked to do, and how it ended."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from spec_harness.errors import UserError
+from spec_harness.report.html import write_html
 from spec_harness.report.jobs import find_jobs, read_run, varying
 from spec_harness.report.sweep import load_sweep
+from spec_harness.report.sweep_tables import sweep_headline, sweep_tables
+from spec_harness.results.round_log import ROUND_LOG, RoundLog
 from spec_harness.results.schema import Estimate, TimingResults
 from spec_harness.results.status import StatusFile
+from tests.factories import config, header_of, random_requests
 
 Save = Callable[..., Path]
 
@@ -88,6 +93,33 @@ def test_a_job_that_failed_after_its_results_counts_as_failed(sweep: Path) -> No
     StatusFile(sweep / "4" / "status.json").failed("BaselineFaultError: 2 of 9 outputs differ")
     job = find_jobs(sweep)[4]
     assert (job.results, job.state, job.error) == (None, "failed", "BaselineFaultError: 2 of 9 outputs differ")
+
+
+def test_a_killed_job_stands_below_the_ranked_ones_with_what_it_finished(save_run: Save, tmp_path: Path) -> None:
+    for job in range(2):
+        save_run(tmp_path / str(job), timing=timing(1.2))
+    killed, records = tmp_path / "2", random_requests(0, max_proposal_len=4, num_requests=3)
+    killed.mkdir()
+    log = RoundLog(killed / ROUND_LOG, header_of(max_proposal_len=4, num_sequences=10, config=config()))
+    for record in records:
+        log.add("speculative", record)
+    log.close()
+    StatusFile(killed / "status.json", requests_total=10)
+    status = json.loads((killed / "status.json").read_text()) | {"process_started_at": "another process"}
+    (killed / "status.json").write_text(json.dumps(status))
+    sweep = load_sweep(tmp_path)
+    assert [job.state for job in sweep.all_jobs] == ["done", "done", "interrupted"]
+    assert [row["job"] for row in sweep.ranked] == ["0", "1"]
+    assert sweep.incomparable_keys == []
+    (row,) = sweep.interrupted
+    assert row["num_requests"] == 3
+    assert row["pooled_speedup"] is None
+    assert sweep_tables(sweep)[0].rows[-1][0] == "2 (interrupted)"
+    assert "1 interrupted: figures of finished requests only." in [
+        line.text for line in sweep_headline(sweep, name="x")
+    ]
+    write_html(killed)
+    write_html(tmp_path)
 
 
 def test_what_a_sweep_varied() -> None:
