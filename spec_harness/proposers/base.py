@@ -61,7 +61,7 @@ class SpeculativeProposer(Protocol):
         ...
 
     def rewind(self, seq_id: int, length: int) -> None:
-        """The sequence has ``length`` committed tokens; whatever was computed past the last but one is void."""
+        """The sequence has ``length`` committed tokens; whatever was computed past the last but one no longer holds."""
         ...
 
     def fork(self, parent: SequenceMetadata, children: Sequence[int]) -> None:

@@ -45,7 +45,7 @@ class MultiStepWorker(Worker):
         """``num_steps`` outputs; step i samples the token at position len + i of each sequence.
 
         ``row_steps[b]`` (1 ... num_steps; default all of them) lets a sequence stop early, and so does ``min_prob``: it
-        drops out of later steps' forwards and its rows there are void (see ``SamplerOutput``). The sampled tokens stay
+        drops out of later steps' forwards and its rows there mean nothing (see ``SamplerOutput``). The sampled tokens stay
         on the device. Neither the metadata nor its sequences are changed: the caller appends what it accepts, then
         calls ``rewind``. Raises ``ValueError`` before any forward if a sequence has too few KV slots.
         """

@@ -227,7 +227,7 @@ def test_prompt_lookup_heeds_a_requests_cap(target: LoadedModel) -> None:
 
 
 def test_every_round_of_prompt_lookup_proposes_what_followed_before(target: LoadedModel) -> None:
-    """Looked up anew, in the text as it was then, by another search."""
+    """Looked up again, in the text as it was then, by another search."""
     record = run(scheduler(target, NGRAM, k=K), [request(0, REPEATING[0], max_new_tokens=40)])["r0"]
     text = record.prompt_token_ids + record.token_ids
     for r in record.rounds:
