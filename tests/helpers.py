@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -125,6 +126,13 @@ def pool_for(share: float, requests: Iterable[Request], *, block_size: int) -> i
     return max(blocks_for(longest - 1, block_size), int(share * longest / block_size))
 
 
+def sampled_as(engine: NativeEngine, asked: Request) -> Request:
+    """The request with the engine's temperature, top-k and top-p, as it must have them."""
+    sampler = engine.worker.target.sampler
+    own = {"temperature": sampler.temperature, "top_k": sampler.top_k, "top_p": sampler.top_p}
+    return replace(asked, sampling=replace(asked.sampling, **own))
+
+
 Hook = Callable[[NativeEngine], None]
 
 
@@ -139,7 +147,7 @@ def run_samples(
     """Runs all samples of all requests to their end, with the block manager's integrity checked after every step. By
     request id and sample."""
     for r in requests:
-        engine.add(r)
+        engine.add(sampled_as(engine, r))
     finished: dict[tuple[str, int], RequestRecord] = {}
     while engine.num_unfinished:
         if before_step is not None:

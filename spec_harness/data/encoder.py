@@ -28,6 +28,9 @@ class PromptEncoder:
     tokenizer: PreTrainedTokenizerBase
     chat_template: Literal["auto", "off"]
     max_new_tokens: int  # tokens; a row's own value goes before
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     num_samples: int = 1
     seed: int
     stop_token_ids: frozenset[int]
@@ -86,6 +89,9 @@ class PromptEncoder:
             num_samples=self.num_samples,
             sampling=SamplingParams(
                 max_new_tokens=row.max_new_tokens or self.max_new_tokens,
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
                 seed=request_seed(self.seed, row.id, turn),
                 stop_token_ids=self.stop_token_ids,
                 max_proposal_len=row.max_proposal_len,

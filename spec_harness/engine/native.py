@@ -82,6 +82,13 @@ class NativeEngine:
                 f"request {request.request_id}: a prompt of {len(request.prompt_token_ids)} tokens, where 1 to "
                 f"{longest} are possible (the target's maximum less 1)"
             )
+        asked, sampler = request.sampling, self.worker.target.sampler
+        if (asked.temperature, asked.top_k, asked.top_p) != (sampler.temperature, sampler.top_k, sampler.top_p):
+            raise ValueError(
+                f"request {request.request_id}: temperature {asked.temperature:g}, top_k {asked.top_k} and top_p "
+                f"{asked.top_p:g}, where all of this engine's requests have {sampler.temperature:g}, {sampler.top_k} "
+                f"and {sampler.top_p:g}"
+            )
         try:
             self.scheduler.check(self._demand(request))
         except ValueError as error:

@@ -8,12 +8,20 @@ says that something else than acceptance and step times decides.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 
 import torch
 
-from spec_harness.engine import Engine, EngineSettings, NgramSettings, StageProbe, StopCriteria, build_engine
+from spec_harness.engine import (
+    Engine,
+    EngineSettings,
+    NgramSettings,
+    SamplerSettings,
+    StageProbe,
+    StopCriteria,
+    build_engine,
+)
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.models.load import LoadedModel
 from spec_harness.requests import Request, SamplingParams
@@ -71,7 +79,7 @@ def measure_steps(
         max_num_seqs=batch,
         disable_above_batch=None,
     )
-    requests = [_request(i, prompt, room) for i, prompt in enumerate(chosen)]
+    requests = [_request(i, prompt, room, settings.target_sampling) for i, prompt in enumerate(chosen)]
     stop = StopCriteria(_no_text)
     baseline = build_engine(target, None, roomy, stop)
     speculative = build_engine(target, draft, roomy, stop)
@@ -109,8 +117,8 @@ def _no_text(token_ids: list[int]) -> str:
     return ""
 
 
-def _request(index: int, prompt: list[int], max_new_tokens: int) -> Request:
-    params = SamplingParams(max_new_tokens=max_new_tokens, seed=index)
+def _request(index: int, prompt: list[int], max_new_tokens: int, sampling: SamplerSettings) -> Request:
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=index, **asdict(sampling))
     return Request(request_id=f"profile-{index}", prompt="", prompt_token_ids=prompt, sampling=params)
 
 

@@ -16,7 +16,7 @@ from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import Request, RequestRecord
 from spec_harness.validation import validated
 from spec_harness.worker.worker import Worker
-from tests.helpers import acceptance_rate, forwards, noisy_copy, prompts, request, run_samples, scheduler
+from tests.helpers import acceptance_rate, forwards, noisy_copy, prompts, request, run_samples, sampled_as, scheduler
 from tests.inspection import drawn, largest_kv_difference, poison_unowned_blocks
 
 SIZE = 4
@@ -69,7 +69,7 @@ def test_each_sample_is_what_it_would_be_alone(
 @pytest.mark.parametrize("prompt_len", [8, 10])
 def test_the_prompt_is_fed_once_and_held_once(target: LoadedModel, draft: LoadedModel, prompt_len: int) -> None:
     engine = scheduler(target, draft, **SAMPLED)
-    engine.add(asked(prompt_len))
+    engine.add(sampled_as(engine, asked(prompt_len)))
     with forwards(target.model) as target_ids, forwards(draft.model) as draft_ids:
         engine.step()
     for seen in (target_ids, draft_ids):
@@ -86,7 +86,7 @@ def test_the_prompt_is_fed_once_and_held_once(target: LoadedModel, draft: Loaded
 def test_a_shared_token_is_held_once_in_the_counters_too(target: LoadedModel, draft: LoadedModel) -> None:
     """Every sample once counted the whole prompt as its own, so that a cache was 240 % full."""
     engine = scheduler(target, draft, **SAMPLED)
-    engine.add(asked(30))
+    engine.add(sampled_as(engine, asked(30)))
     engine.step()
     assert engine.stats.tokens_held == 28 + SAMPLES * (31 - 28)  # seven full blocks are shared
     assert engine.stats.slots_held == 28 + SAMPLES * 2 * SIZE
@@ -145,7 +145,7 @@ def test_a_block_is_copied_before_the_first_forward_that_writes_it(
     monkeypatch.setattr(KVCache, "apply", apply)
     monkeypatch.setattr(Worker, "_run", forward)
     engine = scheduler(target, draft, **SAMPLED, k=2)
-    engine.add(asked(10))
+    engine.add(sampled_as(engine, asked(10)))
     engine.step()
     (target_events, draft_events) = events.values()
     assert target_events == ["forward", "copy", "forward"]  # prefill, then the round
@@ -193,7 +193,7 @@ def test_a_sample_that_ends_with_its_first_token_leaves_the_others_alone(
 def test_more_samples_than_can_run_are_refused(target: LoadedModel) -> None:
     engine = scheduler(target, None, batch=3)
     with pytest.raises(ValueError, match="request r0 asks for 4 samples, where 1 to 3 can run"):
-        engine.add(asked(10))
+        engine.add(sampled_as(engine, asked(10)))
 
 
 def test_a_group_waits_until_all_its_samples_have_a_slot(target: LoadedModel, draft: LoadedModel) -> None:

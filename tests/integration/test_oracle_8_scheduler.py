@@ -23,7 +23,7 @@ from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import Request, RequestRecord
 from spec_harness.worker.worker import Worker
-from tests.helpers import request
+from tests.helpers import request, sampled_as
 from tests.inspection import assert_nothing_left, drawn, poison_unowned_blocks
 from tests.stub_engine import VOCAB, Setup, greedy, stub_engine
 
@@ -87,7 +87,7 @@ def play(engine: NativeEngine, arrivals: Sequence[tuple[int, Request]]) -> dict[
     waiting, finished, step = list(arrivals), {}, 0
     while waiting or engine.num_unfinished:
         while waiting and waiting[0][0] <= step:
-            engine.add(waiting.pop(0)[1])
+            engine.add(sampled_as(engine, waiting.pop(0)[1]))
         poison_unowned_blocks(engine)
         oldest = engine.running[0] if engine.running else None
         before = 0 if oldest is None else len(oldest.data)

@@ -1,4 +1,5 @@
 import copy
+import time
 
 import pytest
 import torch
@@ -73,6 +74,40 @@ def test_a_request_that_the_pool_can_never_hold_is_refused_by_the_blocks_it_need
     with pytest.raises(ValueError, match="request r0 needs 5 KV blocks, the pool has 4"):
         engine.add(request(0, [5] * 14, max_new_tokens=20))  # 33 tokens are written
     assert len(run(engine, [request(1, [5] * 13, max_new_tokens=20)])["r1"].token_ids) == 20
+
+
+@pytest.mark.parametrize("other", [{"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.9}])
+def test_a_request_that_would_be_sampled_otherwise_is_refused(target: LoadedModel, other: dict[str, float]) -> None:
+    engine = scheduler(target, None)
+    with pytest.raises(ValueError, match=r"request r0: temperature .* all of this engine's requests have 0, 0 and 1"):
+        engine.add(request(0, PROMPTS[0], **other))
+
+
+def test_a_record_says_when_it_was_admitted_and_when_each_round_ended(target: LoadedModel, draft: LoadedModel) -> None:
+    engine, before = scheduler(target, draft, batch=1), time.time()
+    records = run(engine, [request(i, prompt) for i, prompt in enumerate(PROMPTS[:2])])
+    first, second = records["r0"], records["r1"]
+    assert before <= first.admitted_at <= second.admitted_at <= time.time()
+    assert 0 <= first.queued_s < second.queued_s  # which waited for the slot
+    for record in (first, second):
+        ends = [r.ended_s for r in record.rounds]
+        assert record.time_to_first_token < ends[0]
+        assert ends == sorted(ends)
+
+
+def test_a_request_waits_from_its_arrival_on(target: LoadedModel) -> None:
+    engine = scheduler(target, None)
+    engine.add(request(0, PROMPTS[0], max_new_tokens=1), arrival_s=time.perf_counter() - 5)
+    with torch.inference_mode():
+        (record,) = engine.step()
+    assert record.queued_s >= 5
+
+
+def test_an_engine_is_not_finished_while_requests_are(target: LoadedModel) -> None:
+    engine = scheduler(target, None)
+    engine.add(request(0, PROMPTS[0]))
+    with pytest.raises(AssertionError, match="1 requests unfinished"):
+        engine.finish()
 
 
 def test_slots_stay_full_while_requests_wait(target: LoadedModel, draft: LoadedModel) -> None:
