@@ -13,6 +13,7 @@ from spec_harness.errors import UserError
 from spec_harness.evaluation.callbacks import KeepFiles, KeepStatus
 from spec_harness.evaluation.progress import EvalProgress, phase
 from spec_harness.evaluation.tracking import RunningFigures, WandbResults, finish, make_loggers
+from spec_harness.evaluation.trainer import trainer_arguments
 from spec_harness.models.configured import quiet_transformers
 from spec_harness.report.terminal import print_summary
 from spec_harness.results.schema import RunResults
@@ -53,6 +54,7 @@ def _evaluate(
 ) -> RunResults:
     seed_everything(config.seed, verbose=False)
     shown = config.trainer.enable_progress_bar and config.verbose
+    arguments = trainer_arguments(config.trainer)
     with phase("loading the models and comparing their paged logits with dense ones", shown=shown):
         evaluation = build(config)
     settings = config.logger.model_dump() | {"group": config.logger.group or sweep}
@@ -62,13 +64,16 @@ def _evaluate(
     callbacks += [RunningFigures(), WandbResults(token_text)] if loggers else []
     callbacks += [EvalProgress()] if shown else []
     trainer = Trainer(
-        **config.trainer.model_dump() | {"enable_progress_bar": shown},
-        logger=loggers or False,
-        callbacks=callbacks,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        default_root_dir=run_dir,
+        **arguments
+        | {
+            "enable_progress_bar": shown,
+            "logger": loggers or False,
+            "callbacks": [*callbacks, *arguments["callbacks"]],
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "use_distributed_sampler": False,
+            "default_root_dir": run_dir,
+        }
     )
     trainer.test(evaluation.module, datamodule=evaluation.data, verbose=False)
     results = evaluation.module.results

@@ -27,7 +27,6 @@ from spec_harness.cli.explain import explain
 from spec_harness.config import EvalConfig, ModelConfig
 from spec_harness.data.prompts import BUILTIN_PROMPTS, read_jsonl, select_rows
 from spec_harness.errors import UserError
-from spec_harness.results.objective import check_objective
 from spec_harness.validation import validated
 
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -104,7 +103,9 @@ def _check_sweep(line: CommandLine, overrides: Sequence[Override], base: DictCon
 
 
 def _check_inputs(config: EvalConfig) -> None:
-    """What the standard library can tell about what the configuration names."""
+    """What can be told without a model about what the configuration names."""
+    from spec_harness.results.objective import check_objective  # numpy: a mistake found above need not wait for it
+
     check_objective(config.objective)
     for model in (config.draft, config.target):
         _check_model_path(model)

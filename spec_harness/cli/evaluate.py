@@ -21,7 +21,6 @@ from spec_harness.cli.command_line import CommandLine, parse
 from spec_harness.cli.compose import Plan, make_plan, optimizes, to_config
 from spec_harness.cli.terminal import print_error, tolerate_encodings
 from spec_harness.errors import UserError
-from spec_harness.results.objective import objective_of
 from spec_harness.results.run_directory import (
     Footprint,
     announce,
@@ -145,6 +144,7 @@ def _run_job(cfg: DictConfig) -> float | None:
     run_dir = Path(hydra.runtime.output_dir)
     announce(run_dir)
 
+    from spec_harness.results.objective import objective_of
     from spec_harness.run import run
 
     sweep = Path(hydra.sweep.dir).name if hydra.mode == RunMode.MULTIRUN else None
