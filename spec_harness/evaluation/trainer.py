@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra.utils import instantiate
 from lightning import Callback, Trainer
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from spec_harness.config import TrainerConfig
 from spec_harness.errors import UserError
