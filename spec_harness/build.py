@@ -11,7 +11,7 @@ from spec_harness.config import EvalConfig
 from spec_harness.data.conversations import Conversations
 from spec_harness.data.encoder import PromptEncoder
 from spec_harness.data.prompts import BUILTIN_PROMPTS, PromptRow, read_jsonl, rows_sha256, select_rows
-from spec_harness.engine import EngineSettings, NgramSettings, StopCriteria, build_engine, bytes_per_block
+from spec_harness.engine import EngineSettings, StopCriteria, build_engine, bytes_per_block
 from spec_harness.errors import UserError
 from spec_harness.evaluation.checks import NativeChecks
 from spec_harness.evaluation.datamodule import PromptDataModule
@@ -20,6 +20,10 @@ from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.evaluation.provenance import model_identity, provenance
 from spec_harness.models.configured import load_draft, load_model, load_tokenizer, model_name
 from spec_harness.models.load import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
+from spec_harness.proposers.base import ProposerSpec
+from spec_harness.proposers.draft_model import DraftModel
+from spec_harness.proposers.ngram import NgramLookup
+from spec_harness.proposers.none import NoProposals
 from spec_harness.requests import Request
 from spec_harness.results.round_log import RunHeader
 from spec_harness.results.schema import KVResults, ProposerIdentity
@@ -72,12 +76,12 @@ def build(config: EvalConfig) -> Evaluation:
     _check_tokens(target, requests)
     kind = config.proposal.kind
     draft = load_draft(config.draft, target, tokenizer, samples) if kind == "draft_model" else None
-    ngram = NgramSettings(max_window=config.proposal.ngram_max, min_window=config.proposal.ngram_min)
-    settings = engine_settings(config, [target] if draft is None else [target, draft], requests, rows)
+    proposer = _proposer(config, draft)
+    settings = engine_settings(config, [target, *proposer.kv_models], requests, rows)
     stop = StopCriteria(encoder.decode, tuple(config.sampling.stop))
     runs = [EngineRun(name=BASELINE, make_engine=partial(build_engine, target, None, settings, stop))]
     if kind != "none":
-        speculative = partial(build_engine, target, ngram if draft is None else draft, settings, stop)
+        speculative = partial(build_engine, target, proposer, settings, stop)
         runs = [
             EngineRun(name=SPECULATIVE, make_engine=speculative),
             *(runs if config.baseline == "measure" else []),
@@ -90,7 +94,7 @@ def build(config: EvalConfig) -> Evaluation:
             draft=None
             if draft is None
             else model_identity(draft, name=model_name(config.draft), revision=config.draft.revision),
-            proposer=_proposer(config),
+            proposer=ProposerIdentity(name=proposer.name, label=proposer.label),
             device=device,
             seeds={"seed": config.seed, "sampling.seed": config.sampling.seed},
             prompts_sha256=rows_sha256(rows),
@@ -104,7 +108,7 @@ def build(config: EvalConfig) -> Evaluation:
         notes=ignored_penalties(model),
     )
     checks = NativeChecks(
-        target=target, draft=draft, ngram=ngram, settings=settings, prompts=samples, level=config.integrity
+        target=target, draft=draft, proposer=proposer, settings=settings, prompts=samples, level=config.integrity
     )
     module = SpecDecodeEvalModule(
         runs,
@@ -136,9 +140,12 @@ def _kv_sizes(settings: EngineSettings, target: LoadedModel, draft: LoadedModel 
     )
 
 
-def _proposer(config: EvalConfig) -> ProposerIdentity:
-    labels = {"draft_model": model_name(config.draft), "ngram": "n-gram lookup", "none": "no proposals"}
-    return ProposerIdentity(name=config.proposal.kind, label=labels[config.proposal.kind])
+def _proposer(config: EvalConfig, draft: LoadedModel | None) -> ProposerSpec:
+    if draft is not None:
+        return DraftModel(model=draft, label=model_name(config.draft))
+    if config.proposal.kind == "ngram":
+        return NgramLookup(max_window=config.proposal.ngram_max, min_window=config.proposal.ngram_min)
+    return NoProposals()
 
 
 def _shortened(request: Request) -> Request:

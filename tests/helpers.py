@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spec_harness.engine import EngineSettings, NgramSettings, SamplerSettings, build_engine
+from spec_harness.engine import EngineSettings, SamplerSettings, build_engine
 from spec_harness.engine.native import NativeEngine
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.models.load import LoadedModel, build_random, prepare
 from spec_harness.models.paged_check import dense_logits
+from spec_harness.proposers.base import ProposerEnv, ProposerSpec
+from spec_harness.proposers.draft_model import DraftModel
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import Request, RequestRecord, SamplingParams, SequenceData, SequenceMetadata
 from spec_harness.worker.model_runner import ModelRunner
@@ -86,9 +88,13 @@ def request(index: int, prompt: Sequence[int], *, num_samples: int = 1, **sampli
     )
 
 
+def spec_of(draft: LoadedModel | ProposerSpec | None) -> ProposerSpec | None:
+    return DraftModel(model=draft, label="draft") if isinstance(draft, LoadedModel) else draft
+
+
 def scheduler(
     target: LoadedModel,
-    draft: LoadedModel | NgramSettings | None,
+    draft: LoadedModel | ProposerSpec | None,
     *,
     k: int = 4,
     block_size: int = 8,
@@ -104,7 +110,7 @@ def scheduler(
     settings = SamplerSettings(temperature=temperature, top_k=top_k, top_p=top_p)
     return build_engine(
         target,
-        draft,
+        spec_of(draft),
         EngineSettings(
             **{
                 "block_size": block_size,
@@ -212,6 +218,15 @@ def worker(
     sampler = Sampler(temperature=temperature, stream=stream, vocab_size=vocab_size)
     runner = ModelRunner(loaded.model, cache)
     return MultiStepWorker(runner, sampler, max_model_len=loaded.max_model_len, min_prob=min_prob)
+
+
+def proposer_env(target: LoadedModel, *, k: int = 4, temperature: float = 0.0) -> ProposerEnv:
+    return ProposerEnv(
+        target=target,
+        max_proposal_len=k,
+        sampler=Sampler(temperature=temperature, stream=Stream.DRAFT_TOKEN, vocab_size=target.vocab_size),
+        new_cache=lambda loaded: KVCache(loaded.layers, num_blocks=32, block_size=4, dtype=loaded.dtype, device=CPU),
+    )
 
 
 def metadata(

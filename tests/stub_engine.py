@@ -7,6 +7,7 @@ where it is read, and not only once it changes a token.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from spec_harness.engine.stage_timer import StageTimer
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.block_manager import BlockManager
 from spec_harness.kv_cache.kv_cache import KVCache, LayerShape
-from spec_harness.proposers.base import SpeculativeProposer
+from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.base import Proposer
 from spec_harness.proposers.draft_model import DraftModelTop1Proposer
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.proposers.ngram import NgramProposer
@@ -28,7 +30,7 @@ from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from spec_harness.worker.randomness import Stream
 from spec_harness.worker.sampler import Sampler
 from spec_harness.worker.worker import Worker
-from tests.helpers import CPU, decode
+from tests.helpers import CPU, decode, proposer_env, tiny_loaded
 
 VOCAB, CONTEXTS = 7, 61
 
@@ -119,16 +121,23 @@ def _runner(setup: Setup, role: str) -> StubRunner:
     return StubRunner(cache, role)
 
 
-def _proposer(setup: Setup) -> SpeculativeProposer:
+def _proposer(setup: Setup) -> Proposer:
+    env = proposer_env(_target_of_env(), k=setup.k)
     if setup.proposer == "none" or (setup.proposer == "draft" and setup.k == 0):
-        return NoProposer(vocab_size=VOCAB, device=CPU)
+        return NoProposer(env)
     if setup.proposer == "ngram":
-        return NgramProposer(max_proposal_len=setup.k, vocab_size=VOCAB, device=CPU, max_window=2, min_window=1)
+        return NgramProposer(env, max_window=2, min_window=1)
     sampler = Sampler(temperature=setup.temperature, stream=Stream.DRAFT_TOKEN, vocab_size=VOCAB)
     worker = MultiStepWorker(
         _runner(setup, "draft"), sampler, max_model_len=setup.draft_max, min_prob=setup.min_draft_prob
     )
-    return DraftModelTop1Proposer(worker, max_proposal_len=setup.k, vocab_size=VOCAB)
+    return DraftModelTop1Proposer(env, worker)
+
+
+@cache
+def _target_of_env() -> LoadedModel:
+    """Of it, these proposers only ask the vocabulary and the device."""
+    return tiny_loaded(vocab_size=VOCAB)
 
 
 def stub_engine(setup: Setup) -> NativeEngine:

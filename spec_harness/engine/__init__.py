@@ -12,7 +12,7 @@ from spec_harness.engine.engine import (
     SequenceState,
     StageProbe,
 )
-from spec_harness.engine.factory import EngineSettings, NgramSettings, SamplerSettings, build_engine
+from spec_harness.engine.factory import EngineSettings, SamplerSettings, build_engine
 from spec_harness.engine.pool import bytes_per_block, pool_size
 from spec_harness.engine.stopping import StopCriteria
 
@@ -26,7 +26,6 @@ __all__ = [
     "EngineSettings",
     "EngineStats",
     "ModelRole",
-    "NgramSettings",
     "SamplerSettings",
     "SequenceState",
     "StageProbe",

@@ -1,6 +1,7 @@
 """Putting a native engine together: two workers with their KV caches, a proposer, one block manager, a scheduler."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from spec_harness.engine.native import NativeEngine
@@ -12,11 +13,8 @@ from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.block_manager import BlockManager
 from spec_harness.kv_cache.kv_cache import KVCache
 from spec_harness.models.load import LoadedModel
-from spec_harness.proposers.base import SpeculativeProposer
-from spec_harness.proposers.draft_model import DraftModelTop1Proposer
-from spec_harness.proposers.multi_step_worker import MultiStepWorker
-from spec_harness.proposers.ngram import NgramProposer
-from spec_harness.proposers.none import NoProposer
+from spec_harness.proposers.base import ProposerEnv, ProposerSpec
+from spec_harness.proposers.none import NoProposals
 from spec_harness.worker.model_runner import ModelRunner
 from spec_harness.worker.randomness import Stream
 from spec_harness.worker.sampler import Sampler
@@ -30,14 +28,6 @@ class SamplerSettings:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class NgramSettings:
-    """Prompt lookup instead of a draft model: windows of ``max_window`` down to ``min_window`` tokens."""
-
-    max_window: int
-    min_window: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,26 +47,33 @@ class EngineSettings:
 
 
 def build_engine(
-    target: LoadedModel, draft: LoadedModel | NgramSettings | None, settings: EngineSettings, stop: StopCriteria
+    target: LoadedModel, proposer: ProposerSpec | None, settings: EngineSettings, stop: StopCriteria
 ) -> NativeEngine:
-    """Allocates the KV caches on the models' device. Without a ``draft`` it is the autoregressive baseline."""
+    """Allocates the KV caches on the models' device. Without a ``proposer`` it is the autoregressive baseline."""
     target_worker = Worker(
-        _runner(target, settings),
+        ModelRunner(target.model, _cache(settings, target)),
         _sampler(settings.target_sampling, Stream.TARGET_TOKEN, None),
         max_model_len=target.max_model_len,
     )
-    proposer = _proposer(target, draft, settings)
+    env = ProposerEnv(
+        target=target,
+        max_proposal_len=settings.max_proposal_len,
+        sampler=_sampler(settings.draft_sampling, Stream.DRAFT_TOKEN, target.vocab_size),
+        min_draft_prob=settings.min_draft_prob,
+        new_cache=partial(_cache, settings),
+    )
+    built = (proposer or NoProposals()).build(env)
     lengths = ProposalLengths(
-        max_proposal_len=0 if draft is None else settings.max_proposal_len,
+        max_proposal_len=built.env.max_proposal_len,
         target_max=target.max_model_len,
-        draft_max=proposer.max_model_len,
+        draft_max=built.max_model_len,
         disable_above_batch=settings.disable_above_batch,
     )
     blocks = BlockManager(
         num_blocks=settings.num_blocks, block_size=settings.block_size, num_host_blocks=settings.num_host_blocks
     )
     return NativeEngine(
-        SpecDecodeWorker(proposer, target_worker, StageTimer(target.model.device)),
+        SpecDecodeWorker(built, target_worker, StageTimer(target.model.device)),
         Scheduler(
             blocks,
             max_num_seqs=settings.max_num_seqs,
@@ -88,31 +85,8 @@ def build_engine(
     )
 
 
-def _proposer(
-    target: LoadedModel, draft: LoadedModel | NgramSettings | None, settings: EngineSettings
-) -> SpeculativeProposer:
-    k, vocab_size, device = settings.max_proposal_len, target.vocab_size, target.model.device
-    if draft is None:
-        return NoProposer(vocab_size=vocab_size, device=device)
-    if isinstance(draft, NgramSettings):
-        return NgramProposer(
-            max_proposal_len=k,
-            vocab_size=vocab_size,
-            device=device,
-            max_window=draft.max_window,
-            min_window=draft.min_window,
-        )
-    worker = MultiStepWorker(
-        _runner(draft, settings, known_ids=draft.vocab_size if draft.vocab_size < target.vocab_size else None),
-        _sampler(settings.draft_sampling, Stream.DRAFT_TOKEN, vocab_size),
-        max_model_len=draft.max_model_len,
-        min_prob=settings.min_draft_prob,
-    )
-    return DraftModelTop1Proposer(worker, max_proposal_len=k, vocab_size=vocab_size)
-
-
-def _runner(loaded: LoadedModel, settings: EngineSettings, *, known_ids: int | None = None) -> ModelRunner:
-    cache = KVCache(
+def _cache(settings: EngineSettings, loaded: LoadedModel) -> KVCache:
+    return KVCache(
         loaded.layers,
         num_blocks=settings.num_blocks,
         block_size=settings.block_size,
@@ -120,7 +94,6 @@ def _runner(loaded: LoadedModel, settings: EngineSettings, *, known_ids: int | N
         dtype=loaded.dtype,
         device=loaded.model.device,
     )
-    return ModelRunner(loaded.model, cache, known_ids=known_ids)
 
 
 def _sampler(settings: SamplerSettings, stream: Stream, vocab_size: int | None) -> Sampler:

@@ -118,17 +118,8 @@ class NativeEngine:
             stats=self._stats,
             stage_s=self.worker.timer.seconds(),
             blocks=BlockUsage(peak=blocks.peak_allocated, total=blocks.total_allocated),
-            notes=self._notes(),
+            notes=self.worker.proposer.notes(),
         )
-
-    def _notes(self) -> list[str]:
-        mass = self.worker.proposer.mass_outside_vocab
-        if mass is None:
-            return []
-        return [
-            f"The draft gave {mass:.2%} of its probability to token ids that the target lacks; it was masked and the "
-            "rest renormalized."
-        ]
 
     def _admit(self) -> list[list[RunningSequence]]:
         """New requests, each with its samples."""
@@ -203,7 +194,7 @@ class NativeEngine:
     def _commit(self, row: _PlannedRow, outcome: RoundOutcome) -> None:
         seq, reason = row.sequence, row.skip_reason
         if row.proposal_len and not outcome.draft_token_ids:
-            reason = self.worker.proposer.empty_reason
+            reason = self.worker.proposer.skip_reason
         stop = self._stop.first_stop(seq.metadata, outcome.output_token_ids)
         record = round_record(
             seq.metadata,

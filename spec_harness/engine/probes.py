@@ -10,10 +10,10 @@ from spec_harness.engine.engine import CacheReading, ModelRole, SequenceState
 from spec_harness.engine.round import SpecDecodeWorker
 from spec_harness.engine.running import RunningSequence
 from spec_harness.engine.scheduler import Scheduler
-from spec_harness.engine.scorer import TargetScorer
+from spec_harness.engine.scorer import score_proposals
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.kv_cache.kv_cache import KVCache
-from spec_harness.proposers.base import SpeculativeProposals
+from spec_harness.proposers.base import Proposals
 from spec_harness.proposers.draft_model import DraftModelTop1Proposer
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import SequenceMetadata
@@ -54,10 +54,9 @@ class NativeProbe:
         device, rows = target.runner.device, self._rows(proposal_len)
         last = [row.data.token_ids[-1:] * proposal_len for row in rows]
         ids = torch.tensor(last, dtype=torch.int64, device=device).view(len(rows), proposal_len)
-        probs = torch.zeros(len(rows), proposal_len, 1, device=device)  # scoring reads the tokens alone
-        proposals = SpeculativeProposals(ids, probs, torch.full((len(rows),), proposal_len))
+        proposals = Proposals(ids, [proposal_len] * len(rows))
         _rewind(target, rows)
-        return _seconds(lambda: TargetScorer(target).score(rows, proposals), device)
+        return _seconds(lambda: score_proposals(target, rows, proposals), device)
 
     def draft_s(self, num_steps: int) -> float | None:
         draft = self._draft

@@ -5,14 +5,17 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 import torch
+from torch import Tensor
 
 from spec_harness.engine.distributions import compare_distributions
-from spec_harness.engine.scorer import TargetScorer, TargetScores
+from spec_harness.engine.scorer import TargetScores, score_proposals
 from spec_harness.engine.stage_timer import StageTimer
 from spec_harness.engine.verifiers.rejection import RejectionSampler, Verification
+from spec_harness.errors import UserError
 from spec_harness.kv_cache.cache_ops import CacheOps
-from spec_harness.proposers.base import SpeculativeProposals, SpeculativeProposer
+from spec_harness.proposers.base import ProposalContext, Proposals, Proposer
 from spec_harness.requests import SequenceMetadata
+from spec_harness.worker.features import FeatureReader
 from spec_harness.worker.sampler import keys_of
 from spec_harness.worker.worker import Worker
 
@@ -42,28 +45,30 @@ class RoundOutcome:
 class SpecDecodeWorker:
     """A proposer and a target worker. With ``NoProposer`` it is plain autoregressive decoding."""
 
-    def __init__(self, proposer: SpeculativeProposer, target: Worker, timer: StageTimer) -> None:
+    def __init__(self, proposer: Proposer, target: Worker, timer: StageTimer) -> None:
         self.proposer = proposer
         self.target = target
         self.timer = timer
-        self._scorer = TargetScorer(target)
-        self._verifier = RejectionSampler()
+        self._verifier = RejectionSampler(greedy=target.sampler.greedy)
+        if proposer.wants:
+            target.watch(FeatureReader(proposer.env.target.model, proposer.wants), proposer.observe)
 
     def prefill(self, groups: Sequence[Sequence[SequenceMetadata]]) -> list[list[int]]:
-        """The target's pass over the prompts: the first token of each sequence. No round; the draft catches up later.
+        """The target's pass over the prompts: the first token of each sequence. No round; a draft catches up later.
 
         Each group holds the sequences of one request. Its first one runs; the others fork from it, so share its blocks.
         """
         parents, everyone = [group[0] for group in groups], [m for group in groups for m in group]
         with self.timer.stage("prefill"):
+            self.proposer.admit(parents)
             logits = self.target.compute_logits(parents)
             sizes = torch.tensor([len(group) for group in groups], device=logits.device)
             output = self.target.sampler.sample(logits.repeat_interleave(sizes, dim=0), everyone, 0)
-            tokens, mass = torch.stack([output.token_ids.double(), output.probs.sum(-1).double()]).tolist()
+            tokens, largest = torch.stack([output.token_ids.double(), output.logits.amax(-1).double()]).tolist()
             for parent, *children in groups:
                 if children:
                     self._fork(parent, [child.seq_id for child in children])
-        self._check_finite([m.request_id for m, total in zip(everyone, mass, strict=True) if not isfinite(total)])
+        self._check_finite([m.request_id for m, top in zip(everyone, largest, strict=True) if not isfinite(top)])
         drawn = iter(tokens)
         return [[int(next(drawn)) for _ in group] for group in groups]
 
@@ -83,34 +88,48 @@ class SpecDecodeWorker:
     ) -> list[RoundOutcome]:
         """One outcome per sequence. Needs len + max_lens[b] KV slots of each. Changes no metadata. Both models' caches
         carry out ``cache_ops`` first."""
-        with self.timer.stage("propose"):
-            proposals = self.proposer.get_proposals(metadata, max_lens, cache_ops)
         with self.timer.stage("score"):
-            scores = self._scorer.score(metadata, proposals, cache_ops)
+            self.target.apply(cache_ops)
+            if self.proposer.wants:  # features come before the proposal, also of what a preemption has lost
+                self.target.catch_up(metadata)
+        with self.timer.stage("propose"):
+            proposals = self.proposer.propose(ProposalContext(metadata, max_lens, cache_ops or CacheOps()))
+            self._check_shape(proposals, max_lens)
+        with self.timer.stage("score"):
+            scores = score_proposals(self.target, metadata, proposals)
         with self.timer.stage("verify"):
             keys = keys_of(metadata, scores.probs.device)
             first = torch.tensor([len(m.data) for m in metadata], device=scores.probs.device)
             verified = self._verifier.verify(scores.probs, proposals, keys, first)
-            rows = _pack(proposals, verified, scores).cpu().tolist()
-        self._check_finite([m.request_id for m, row in zip(metadata, rows, strict=True) if not row[-1]])
-        k = proposals.proposal_token_ids.shape[1]
-        return [_unpack(row, k, length) for row, length in zip(rows, proposals.lens, strict=True)]
+            rows = _to_host(_columns(proposals, verified, scores))
+        self._check_finite([m.request_id for m, row in zip(metadata, rows, strict=True) if not row["finite"][0]])
+        return [_outcome(row, length) for row, length in zip(rows, proposals.lens, strict=True)]
 
     def commit(self, seq_id: int, tokens: Sequence[int], length: int) -> None:
         """The sequence has got ``tokens`` and is ``length`` tokens long with them."""
         self.target.rewind(seq_id, length)
+        self.proposer.commit(seq_id, tokens)
         self.proposer.rewind(seq_id, length)
 
     def preempt(self, seq_id: int, *, swapped: bool) -> None:
         """The sequence gave its blocks back unfinished; if ``swapped``, their contents come back with it."""
         if not swapped:
             self.target.forget(seq_id)
-            self.proposer.forget(seq_id)
+            self.proposer.preempt(seq_id)
 
     def finish(self, seq_id: int) -> None:
         """The sequence is complete, and its blocks are free."""
         self.target.forget(seq_id)
-        self.proposer.forget(seq_id)
+        self.proposer.finish(seq_id)
+
+    def _check_shape(self, proposals: Proposals, max_lens: Sequence[int]) -> None:
+        """A user's own proposer may do anything."""
+        lens, rows = proposals.lens, len(proposals.token_ids)
+        if rows != len(max_lens) or len(lens) != rows or any(n > most for n, most in zip(lens, max_lens, strict=True)):
+            raise UserError(
+                f"{type(self.proposer).__name__} proposed {lens} tokens in {rows} rows, where at most "
+                f"{list(max_lens)} were asked for"
+            )
 
     @staticmethod
     def _check_finite(request_ids: Sequence[str]) -> None:
@@ -118,43 +137,45 @@ class SpecDecodeWorker:
             raise NonFiniteLogitsError(f"NaN or infinite logits for request {', '.join(request_ids)}")
 
 
-def _pack(proposals: SpeculativeProposals, verified: Verification, scores: TargetScores) -> torch.Tensor:
-    """All that the host needs of a round in one float64 tensor, so in one copy (token ids are exact up to 2^53)."""
-    columns = [
-        verified.num_accepted[:, None],
-        verified.output_token_ids,
-        proposals.proposal_token_ids,
-        verified.passed,
-        verified.draft_probs,
-        verified.target_probs,
-        verified.expected_acceptance,
-    ]
-    if proposals.proposal_logits is not None:
-        k = proposals.proposal_token_ids.shape[1]
-        apart = compare_distributions(proposals.proposal_logits, scores.logits[:, :k])
-        columns += [apart.draft_entropy, apart.target_entropy, apart.kl_target_draft, apart.target_rank_in_draft]
-    columns.append(verified.finite[:, None])
-    return torch.cat([column.to(torch.float64) for column in columns], dim=1)
+def _columns(proposals: Proposals, verified: Verification, scores: TargetScores) -> dict[str, Tensor]:
+    """All that the host needs of a round, by name: B rows of one or more values each."""
+    columns = {
+        "num_accepted": verified.num_accepted[:, None],
+        "output_token_ids": verified.output_token_ids,
+        "draft_token_ids": proposals.token_ids,
+        "passed": verified.passed,
+        "draft_probs": verified.draft_probs,
+        "target_probs": verified.target_probs,
+        "expected_acceptance": verified.expected_acceptance,
+        "finite": verified.finite[:, None],
+    }
+    if proposals.logits is not None:
+        apart = compare_distributions(proposals.logits, scores.logits[:, : proposals.token_ids.shape[1]])
+        columns |= vars(apart)
+    return columns
 
 
-def _unpack(row: list[float], k: int, proposal_len: int) -> RoundOutcome:
-    num_accepted = int(row[0])
-    start = 1 + (k + 1)  # after the output tokens
-    columns = [row[at : at + k][:proposal_len] for at in range(start, len(row) - 1, k)] if k else [[]] * 5
-    drafted, passed, draft, target, expected, *apart = columns
-    # Positions behind the first rejected one condition on a prefix that did not come about.
-    judged = num_accepted + 1
-    draft_entropy, target_entropy, kl, rank = [column[:judged] for column in apart] or [[], [], [], []]
+def _to_host(columns: dict[str, Tensor]) -> list[dict[str, list[float]]]:
+    """Row by row, in one copy: token ids are exact in float64 up to 2^53."""
+    flat = torch.cat([column.to(torch.float64) for column in columns.values()], dim=1).cpu()
+    parts = flat.split([column.shape[1] for column in columns.values()], dim=1)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(part.tolist() for part in parts), strict=True)]
+
+
+def _outcome(row: dict[str, list[float]], proposal_len: int) -> RoundOutcome:
+    num_accepted = int(row["num_accepted"][0])
+    # Positions past the first rejected one condition on a prefix that did not come about.
+    judged = min(proposal_len, num_accepted + 1)
     return RoundOutcome(
-        output_token_ids=[int(t) for t in row[1 : num_accepted + 2]],
+        output_token_ids=[int(t) for t in row["output_token_ids"][: num_accepted + 1]],
         num_accepted=num_accepted,
-        passed=[bool(p) for p in passed],
-        draft_token_ids=[int(t) for t in drafted],
-        draft_probs=draft,
-        target_probs=target,
-        expected_acceptance=expected[:judged],
-        draft_entropy=draft_entropy,
-        target_entropy=target_entropy,
-        kl_target_draft=kl,
-        target_rank_in_draft=[int(r) for r in rank],
+        passed=[bool(p) for p in row["passed"][:proposal_len]],
+        draft_token_ids=[int(t) for t in row["draft_token_ids"][:proposal_len]],
+        draft_probs=row["draft_probs"][:proposal_len],
+        target_probs=row["target_probs"][:proposal_len],
+        expected_acceptance=row["expected_acceptance"][:judged],
+        draft_entropy=row.get("draft_entropy", [])[:judged],
+        target_entropy=row.get("target_entropy", [])[:judged],
+        kl_target_draft=row.get("kl_target_draft", [])[:judged],
+        target_rank_in_draft=[int(r) for r in row.get("target_rank_in_draft", [])[:judged]],
     )

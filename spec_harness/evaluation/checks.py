@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from spec_harness.engine import EngineSettings, NgramSettings
+from spec_harness.engine import EngineSettings
 from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.base import ProposerSpec
 from spec_harness.requests import RequestRecord
 from spec_harness.results.schema import BaselineEquality, Check, StepTimeResults
 from spec_harness.trust.baseline import judge_all, record_key
@@ -39,13 +40,13 @@ class NativeChecks(Checks):
         *,
         target: LoadedModel,
         draft: LoadedModel | None,
-        ngram: NgramSettings,
+        proposer: ProposerSpec,
         settings: EngineSettings,
         prompts: Sequence[Sequence[int]],
         level: str,
     ) -> None:
         super().__init__()
-        self._target, self._draft, self._ngram = target, draft, ngram
+        self._target, self._draft, self._proposer = target, draft, proposer
         self._settings, self._prompts, self._level = settings, prompts, level
 
     def gate(self) -> list[Check]:
@@ -77,8 +78,7 @@ class NativeChecks(Checks):
         return BaselineEquality(**judge_all(self._target, ours, others))
 
     def step_times(self, *, batch: int) -> StepTimeResults | None:
-        proposer = self._draft or self._ngram
-        times = measure_steps(self._target, proposer, self._settings, self._prompts, batch=batch)
+        times = measure_steps(self._target, self._proposer, self._settings, self._prompts, batch=batch)
         if times is None:
             self.notes.append(
                 "No step times, no predicted speed-up: a model's maximum length leaves no room for the micro-profile."

@@ -45,9 +45,9 @@ class MultiStepWorker(Worker):
         """``num_steps`` outputs; step i samples the token at position len + i of each sequence.
 
         ``row_steps[b]`` (1 ... num_steps; default all of them) lets a sequence stop early, and so does ``min_prob``: it
-        drops out of later steps' forwards and its rows there mean nothing (see ``SamplerOutput``). The sampled tokens stay
-        on the device. Neither the metadata nor its sequences are changed: the caller appends what it accepts, then
-        calls ``rewind``. Raises ``ValueError`` before any forward if a sequence has too few KV slots.
+        drops out of later steps' forwards and its rows there are padding (see ``SamplerOutput``). The sampled tokens
+        stay on the device. Neither the metadata nor its sequences are changed: the caller appends what it accepts,
+        then calls ``rewind``. Raises ``ValueError`` before any forward if a sequence has too few KV slots.
         """
         steps = [num_steps] * len(metadata) if row_steps is None else list(row_steps)
         if not metadata or num_steps < 1 or len(steps) != len(metadata) or not all(1 <= s <= num_steps for s in steps):
@@ -95,10 +95,11 @@ class MultiStepWorker(Worker):
             return output
         index = torch.tensor(active, dtype=torch.int64, device=logits.device)
 
-        def place(rows: Tensor, void: int) -> Tensor:
-            return rows.new_full((len(metadata), *rows.shape[1:]), void).index_copy_(0, index, rows)
+        def place(rows: Tensor, padding: int) -> Tensor:
+            return rows.new_full((len(metadata), *rows.shape[1:]), padding).index_copy_(0, index, rows)
 
-        return SamplerOutput(place(output.token_ids, -1), place(output.probs, 0), place(output.logits, 0))
+        probs = None if output.probs is None else place(output.probs, 0)
+        return SamplerOutput(place(output.token_ids, -1), probs, place(output.logits, 0))
 
 
 def _select(rows: Tensor, index: Sequence[int]) -> Tensor:

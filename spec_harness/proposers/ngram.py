@@ -3,65 +3,43 @@
 After Saxena, "Prompt lookup decoding" (2023), as vLLM's n-gram speculator does it. No model, so no KV cache.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
-
-from spec_harness.kv_cache.cache_ops import CacheOps
-from spec_harness.proposers.base import SpeculativeProposals
-from spec_harness.requests import SequenceMetadata, SkipReason
+from spec_harness.proposers.base import ProposalContext, Proposals, Proposer, ProposerEnv, ProposerSpec
 
 
-class NgramProposer:
-    """A ``SpeculativeProposer`` whose draft distribution is one-hot at the looked-up token."""
+class NgramProposer(Proposer):
+    """Looks up windows of ``max_window`` down to ``min_window`` last tokens, the longest first."""
 
-    max_model_len: int | None = None
-    mass_outside_vocab: float | None = None
-    empty_reason: SkipReason = "no_match"
-
-    def __init__(
-        self, *, max_proposal_len: int, vocab_size: int, device: torch.device, max_window: int, min_window: int
-    ) -> None:
-        """Windows of ``max_window`` down to ``min_window`` last tokens are looked up, the longest first."""
+    def __init__(self, env: ProposerEnv, *, max_window: int, min_window: int) -> None:
+        super().__init__(env)
         if not 1 <= min_window <= max_window:
             raise ValueError(f"1 <= min_window <= max_window must hold, not {min_window} and {max_window}")
-        self._shape = (max_proposal_len, vocab_size)
-        self._device = device
         self._windows = range(max_window, min_window - 1, -1)
 
-    def get_proposals(
-        self, metadata: Sequence[SequenceMetadata], max_lens: Sequence[int], cache_ops: CacheOps | None = None
-    ) -> SpeculativeProposals:
-        """See ``SpeculativeProposer``. No match: length 0."""
-        k, vocab = self._shape
-        found = [self._look_up(m.data.token_ids, n) if n else [] for m, n in zip(metadata, max_lens, strict=True)]
-        padded = [[*row, *[-1] * (k - len(row))] for row in found]
-        token_ids = torch.tensor(padded, dtype=torch.int64, device=self._device).view(len(found), k)
-        probs = torch.zeros(len(found), k, vocab, device=self._device)
-        probs.scatter_(-1, token_ids.clamp_min(0)[..., None], (token_ids >= 0)[..., None].float())
-        return SpeculativeProposals(token_ids, probs, torch.tensor([len(row) for row in found]))
+    def propose(self, context: ProposalContext) -> Proposals:
+        wanted = zip(context.sequences, context.max_lens, strict=True)
+        return Proposals.from_lists([self._look_up(m.data.token_ids, n) if n else [] for m, n in wanted], self.env)
 
     def _look_up(self, tokens: list[int], max_len: int) -> list[int]:
-        """Up to ``max_len`` tokens behind the most recent earlier occurrence of the longest window that has one."""
+        """Up to ``max_len`` tokens after the most recent earlier occurrence of the longest window that has one."""
         for window in self._windows:
             if window >= len(tokens):
                 continue
             suffix = tokens[-window:]
-            # The suffix itself, at len - window, has nothing behind it: matches start before it.
+            # The suffix itself, at len - window, has nothing after it: matches start before it.
             for start in range(len(tokens) - window - 1, -1, -1):
                 if tokens[start : start + window] == suffix:
                     return tokens[start + window : start + window + max_len]
         return []
 
-    def num_computed_tokens(self, seq_id: int) -> int | None:
-        """Holds no KV."""
-        return None
 
-    def rewind(self, seq_id: int, length: int) -> None:
-        """Holds no state."""
+@dataclass(frozen=True, kw_only=True)
+class NgramLookup(ProposerSpec):
+    max_window: int  # tokens
+    min_window: int
+    name: str = "ngram"
+    label: str = "n-gram lookup"
 
-    def fork(self, parent: SequenceMetadata, children: Sequence[int]) -> None:
-        """Holds no state."""
-
-    def forget(self, seq_id: int) -> None:
-        """Holds no state."""
+    def build(self, env: ProposerEnv) -> NgramProposer:
+        return NgramProposer(env, max_window=self.max_window, min_window=self.min_window)

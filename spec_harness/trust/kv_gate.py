@@ -24,6 +24,7 @@ from spec_harness.engine import (
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.models.load import LoadedModel
 from spec_harness.models.paged_check import dense_logits
+from spec_harness.proposers.draft_model import DraftModel
 from spec_harness.requests import Request, RequestRecord, SamplingParams
 from spec_harness.results.schema import Check
 
@@ -125,7 +126,8 @@ def _engine(
         target_sampling=SamplerSettings(),
         draft_sampling=SamplerSettings(),
     )
-    return build_engine(target, draft, small, StopCriteria(lambda token_ids: ""))
+    proposer = None if draft is None else DraftModel(model=draft, label="draft")
+    return build_engine(target, proposer, small, StopCriteria(lambda token_ids: ""))
 
 
 class _Watch:

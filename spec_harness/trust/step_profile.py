@@ -16,7 +16,6 @@ import torch
 from spec_harness.engine import (
     Engine,
     EngineSettings,
-    NgramSettings,
     SamplerSettings,
     StageProbe,
     StopCriteria,
@@ -24,6 +23,7 @@ from spec_harness.engine import (
 )
 from spec_harness.kv_cache.block_manager import blocks_for
 from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.base import ProposerSpec
 from spec_harness.requests import Request, SamplingParams
 from spec_harness.results.schema import StepTimeResults
 
@@ -54,7 +54,7 @@ def _passes_s(proposal_len: float, draft_step_s: float, score_s: Sequence[float]
 @torch.inference_mode()
 def measure_steps(
     target: LoadedModel,
-    draft: LoadedModel | NgramSettings,
+    proposer: ProposerSpec,
     settings: EngineSettings,
     prompts: Sequence[Sequence[int]],
     *,
@@ -66,8 +66,7 @@ def measure_steps(
     """
     steps = _TURNS * (_SETTLE + _MEASURED) + 1
     room = steps * (settings.max_proposal_len + 1) + 2  # tokens that the measured steps may emit
-    models = [target, draft] if isinstance(draft, LoadedModel) else [target]
-    limit = min(model.max_model_len for model in models) - room
+    limit = min(model.max_model_len for model in (target, *proposer.kv_models)) - room
     if limit < 1:
         return None
     chosen = [list(prompts[i % len(prompts)][:limit]) for i in range(batch)]
@@ -82,7 +81,7 @@ def measure_steps(
     requests = [_request(i, prompt, room, settings.target_sampling) for i, prompt in enumerate(chosen)]
     stop = StopCriteria(_no_text)
     baseline = build_engine(target, None, roomy, stop)
-    speculative = build_engine(target, draft, roomy, stop)
+    speculative = build_engine(target, proposer, roomy, stop)
     stages = speculative.capabilities.stages
     if stages is None:
         return None

@@ -14,13 +14,13 @@ from spec_harness.worker.randomness import Stream, request_keys, sample_race
 
 @dataclass(frozen=True)
 class SamplerOutput:
-    """One sampled token per sequence, and the distribution it was drawn from (one-hot where greedy).
+    """One sampled token per sequence, and the distribution it was drawn from.
 
     A row that took no part in a step of a multi-step call holds token -1, zero probabilities and zero logits.
     """
 
     token_ids: Int[Tensor, " B"]
-    probs: Float[Tensor, "B V"]
+    probs: Float[Tensor, "B V"] | None  # None if greedy: one-hot at the token
     logits: Float[Tensor, "B V"]  # raw, before temperature; 0 where it took no part
 
 
@@ -76,9 +76,9 @@ class Sampler:
     def sample(self, logits: Float[Tensor, "B W"], metadata: Sequence[SequenceMetadata], offset: int) -> SamplerOutput:
         """Draws the token at position ``len(sequence) + offset`` of each sequence."""
         raw = self.restrict(logits)
-        probs = self.probs(raw)
         if self.greedy:
-            return SamplerOutput(probs.argmax(-1), probs, raw)
+            return SamplerOutput(raw.max(-1).indices, None, raw)
+        probs = self.probs(raw)
         keys = keys_of(metadata, probs.device)
         positions = torch.tensor([len(m.data) + offset for m in metadata], dtype=torch.int64, device=probs.device)
         return SamplerOutput(sample_race(probs, keys, positions, self.stream), probs, raw)

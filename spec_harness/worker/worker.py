@@ -1,14 +1,17 @@
 """A worker: one model, one paged KV cache, one sampler, and how far each sequence's KV is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.requests import SequenceMetadata
+from spec_harness.worker.features import FeatureReader, TargetFeatures
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 from spec_harness.worker.sampler import Sampler, SamplerOutput
+
+Observer = Callable[[Sequence[SequenceMetadata], Sequence[TargetFeatures]], None]
 
 
 class Worker:
@@ -20,6 +23,8 @@ class Worker:
         self.sampler = sampler
         self.max_model_len = max_model_len  # positions the model has
         self._num_computed_tokens: dict[int, int] = {}
+        self._reader: FeatureReader | None = None
+        self._observer: Observer | None = None
 
     def num_computed_tokens(self, seq_id: int) -> int:
         """Tokens of ``seq_id`` whose KV is in the cache."""
@@ -40,6 +45,10 @@ class Worker:
         """The new sequence ``child`` shares the parent's blocks, and what is computed in them."""
         self._num_computed_tokens[child] = self.num_computed_tokens(parent)
 
+    def watch(self, reader: FeatureReader, observer: Observer) -> None:
+        """After every forward ``observer`` is given what ``reader`` read."""
+        self._reader, self._observer = reader, observer
+
     def apply(self, cache_ops: CacheOps | None) -> None:
         """Moves KV blocks, before the forward that relies on it."""
         if cache_ops:
@@ -50,6 +59,16 @@ class Worker:
         Changes no metadata."""
         self.apply(cache_ops)
         return self.sampler.sample(self.compute_logits(metadata), metadata, 0)
+
+    def catch_up(self, metadata: Sequence[SequenceMetadata]) -> None:
+        """Feeds what the sequences lack before their last tokens."""
+        lacking = [m for m in metadata if self.num_computed_tokens(m.seq_id) < len(m.data) - 1]
+        rows = []
+        for m in lacking:
+            start = self.num_computed_tokens(m.seq_id)
+            rows.append(QueryRow(block_table=m.block_table, start=start, token_ids=m.data.tokens_from(start)[:-1]))
+        if rows:
+            self._run(lacking, rows, None)
 
     def compute_logits(
         self,
@@ -90,7 +109,11 @@ class Worker:
     def _run(
         self, metadata: Sequence[SequenceMetadata], rows: Sequence[QueryRow], pending: Int[Tensor, " P"] | None
     ) -> Float[Tensor, "N V"]:
-        logits = self.runner.run(rows, pending)
+        if self._reader is None or self._observer is None:
+            logits = self.runner.run(rows, pending)
+        else:
+            logits, features = self._reader.run(self.runner, rows, pending)
+            self._observer(metadata, features)
         for m, row in zip(metadata, rows, strict=True):
             self._num_computed_tokens[m.seq_id] = row.end
         return logits

@@ -112,7 +112,7 @@ def test_a_draft_that_is_never_accepted_leaves_no_fault_unseen(monkeypatch: pyte
         return [check.name for check in checks if check.verdict == "fail"]
 
     assert not failed()
-    monkeypatch.setattr("spec_harness.engine.factory.MultiStepWorker", LastTokenOnlyWorker)
+    monkeypatch.setattr("spec_harness.proposers.draft_model.MultiStepWorker", LastTokenOnlyWorker)
     assert any("tokens in the KV cache" in name for name in failed())
 
 

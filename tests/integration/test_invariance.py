@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec_harness.engine import NgramSettings
 from spec_harness.engine.native import NativeEngine
 from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.ngram import NgramLookup
 from spec_harness.requests import Request, RequestRecord
 from spec_harness.worker.model_runner import ModelRunner
 from tests.helpers import acceptance_rate, noisy_copy, pool_for, prompts, request, run, scheduler
@@ -21,7 +21,7 @@ from tests.inspection import drawn, shapes_unchecked
 
 SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95}}
 TEXT = prompts(1, seed=9, low=60, high=61)[0]
-NGRAM = NgramSettings(max_window=3, min_window=1)
+NGRAM = NgramLookup(max_window=3, min_window=1)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Case:
     """One proposer under one sampling, and what each request gives in a roomy engine, one at a time."""
 
     target: LoadedModel
-    draft: LoadedModel | NgramSettings
+    draft: LoadedModel | NgramLookup
     sampling: dict[str, Any]
 
     def requests(self) -> list[Request]:

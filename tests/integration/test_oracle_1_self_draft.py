@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from spec_harness.engine import factory as engine_module
 from spec_harness.models.load import LoadedModel
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import RequestRecord
@@ -66,7 +65,7 @@ def test_oracle_catches_a_draft_that_feeds_only_its_last_token(
     k = 1, 2 and 4 were seen in place of 2, 3 and 5.
     """
     sound = run_self_draft(target, k=k, block_size=8, batch=5)
-    monkeypatch.setattr(engine_module, "MultiStepWorker", LastTokenOnlyWorker)
+    monkeypatch.setattr("spec_harness.proposers.draft_model.MultiStepWorker", LastTokenOnlyWorker)
     faulty = run_self_draft(target, k=k, block_size=8, batch=5)
     assert {i: r.token_ids for i, r in faulty.items()} == {i: r.token_ids for i, r in sound.items()}
     assert acceptance_rate(sound.values()) == 1.0

@@ -15,13 +15,13 @@ from torch import Tensor
 from spec_harness.engine.verifiers.rejection import RejectionSampler
 from spec_harness.models.load import LoadedModel
 from spec_harness.models.paged_check import dense_logits
-from spec_harness.proposers.base import SpeculativeProposals
+from spec_harness.proposers.base import Proposals
 from spec_harness.worker.randomness import Stream, request_keys, sample_race, uniform
 from tests.chi_square import p_value
 from tests.helpers import CPU, acceptance_rate, noisy_copy, request, run, scheduler, tiny_loaded
 
 VOCAB, K, DRAWS, FIRST_POSITION = 5, 3, 40_000, 17
-Verifier = Callable[[Tensor, SpeculativeProposals, Tensor, Tensor], tuple[Tensor, Tensor]]
+Verifier = Callable[[Tensor, Proposals, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def random_probs(*shape: int, seed: int, sharpness: float = 1.5) -> Tensor:
@@ -56,7 +56,7 @@ class Case:
             start = done[rows]
             proposals, scored = self._propose(keys[rows], start, last[rows])
             output, num_accepted = verify(scored, proposals, keys[rows], start + FIRST_POSITION)
-            accepted, drafted = accepted + int(num_accepted.sum()), drafted + int(proposals.proposal_lens.sum())
+            accepted, drafted = accepted + int(num_accepted.sum()), drafted + sum(proposals.lens)
             for i in range(output.shape[1]):
                 place = start + i
                 valid = (output[:, i] >= 0) & (place < rounds)
@@ -65,7 +65,7 @@ class Case:
             last[rows] = output.gather(1, num_accepted[:, None]).squeeze(1)
         return emitted, accepted / max(1, drafted)
 
-    def _propose(self, keys: Tensor, start: Tensor, last: Tensor) -> tuple[SpeculativeProposals, Tensor]:
+    def _propose(self, keys: Tensor, start: Tensor, last: Tensor) -> tuple[Proposals, Tensor]:
         rows = len(keys)
         tokens, probs = torch.full((rows, K), -1), torch.zeros(rows, K, VOCAB)
         scored = torch.zeros(rows, K + 1, VOCAB)
@@ -76,14 +76,14 @@ class Case:
                 probs[:, i] = self.draft[place.clamp_max(K - 1), last]
                 last = sample_race(probs[:, i], keys, start + i + FIRST_POSITION, Stream.DRAFT_TOKEN)
                 tokens[:, i] = last
-        return SpeculativeProposals(tokens, probs, torch.full((rows,), self.lens)), scored
+        return Proposals(tokens, [self.lens] * rows, probs), scored
 
     def exact(self) -> np.ndarray:
         """Probability of each pair of first two tokens."""
         return (self.target[0, 0][:, None] * self.target[1]).double().numpy()
 
 
-def right(target: Tensor, proposals: SpeculativeProposals, keys: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+def right(target: Tensor, proposals: Proposals, keys: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     verified = RejectionSampler().verify(target, proposals, keys, first)
     return verified.output_token_ids, verified.num_accepted
 
@@ -123,11 +123,9 @@ def test_acceptance_rate_is_the_overlap_of_the_distributions() -> None:
     assert abs(float(verified.num_accepted.double().mean()) - overlap) < 4 * deviation
 
 
-def wrong(
-    target: Tensor, proposals: SpeculativeProposals, keys: Tensor, first: Tensor, fault: str
-) -> tuple[Tensor, Tensor]:
+def wrong(target: Tensor, proposals: Proposals, keys: Tensor, first: Tensor, fault: str) -> tuple[Tensor, Tensor]:
     """A naive verifier with a planted ``fault``; with the fault "none" it is right."""
-    tokens, draft = proposals.proposal_token_ids, proposals.proposal_probs
+    tokens, draft = proposals.token_ids, proposals.probs
     rows, k = tokens.shape
     offsets = torch.arange(k)
     positions = first[:, None] + offsets

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-from spec_harness.engine import factory as engine_module
 from spec_harness.engine.native import NativeEngine
 from spec_harness.kv_cache.block_manager import BlockManager
 from spec_harness.kv_cache.kv_cache import KVCache
@@ -94,7 +93,7 @@ def feeds_only_the_last_token(patch: pytest.MonkeyPatch) -> None:
             if self.num_computed_tokens(seq_id):
                 self._num_computed_tokens[seq_id] = length - 1
 
-    patch.setattr(engine_module, "MultiStepWorker", LastTokenOnlyWorker)
+    patch.setattr("spec_harness.proposers.draft_model.MultiStepWorker", LastTokenOnlyWorker)
 
 
 def skips_one_write(patch: pytest.MonkeyPatch) -> None:

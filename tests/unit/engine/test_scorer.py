@@ -1,9 +1,9 @@
 import torch
 
-from spec_harness.engine.scorer import TargetScorer
+from spec_harness.engine.scorer import score_proposals
 from spec_harness.models.load import LoadedModel
 from spec_harness.models.paged_check import dense_logits
-from spec_harness.proposers.base import SpeculativeProposals
+from spec_harness.proposers.base import Proposals
 from tests.helpers import forwards, metadata, prompts, shuffled_tables, worker
 
 K = 3
@@ -16,11 +16,11 @@ def test_scores_are_the_targets_distributions_at_every_position(target: LoadedMo
         tokens = torch.full((4, K), -1)
         for b, n in enumerate(lens):
             tokens[b, :n] = torch.arange(n) + 10 * (b + 1)
-        proposals = SpeculativeProposals(tokens, torch.zeros(4, K, 128), torch.tensor(lens))
+        proposals = Proposals(tokens, lens)
         tables = shuffled_tables([len(p) + K for p in PROMPTS], 4, num_blocks=60)
         rows = [metadata(i, prompt, table) for i, (prompt, table) in enumerate(zip(PROMPTS, tables, strict=True))]
         with forwards(target.model) as seen:
-            probs = TargetScorer(worker(target, num_blocks=60, temperature=0.7)).score(rows, proposals).probs
+            probs = score_proposals(worker(target, num_blocks=60, temperature=0.7), rows, proposals).probs
         assert len(seen) == 1
         assert probs.shape == (4, K + 1, 128)
         for b, n in enumerate(lens):
@@ -31,9 +31,7 @@ def test_scores_are_the_targets_distributions_at_every_position(target: LoadedMo
 
 @torch.inference_mode()
 def test_with_no_proposer_each_row_has_one_position(target: LoadedModel) -> None:
-    proposals = SpeculativeProposals(
-        torch.empty(1, 0, dtype=torch.int64), torch.empty(1, 0, 128), torch.zeros(1, dtype=torch.int64)
-    )
-    probs = TargetScorer(worker(target)).score([metadata(0, [3, 4, 5], [1])], proposals).probs
+    proposals = Proposals(torch.empty(1, 0, dtype=torch.int64), [0])
+    probs = score_proposals(worker(target), [metadata(0, [3, 4, 5], [1])], proposals).probs
     assert probs.shape == (1, 1, 128)
     assert int(probs.argmax()) == int(dense_logits(target.model, [3, 4, 5])[-1].argmax())

@@ -5,14 +5,16 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from spec_harness.engine.scorer import TargetScorer
+from spec_harness.engine.round import SpecDecodeWorker
+from spec_harness.engine.stage_timer import StageTimer
 from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.kv_cache.kv_cache import KVCache, LayerShape
 from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.base import ProposalContext
 from spec_harness.proposers.draft_model import DraftModelTop1Proposer
 from spec_harness.proposers.multi_step_worker import MultiStepWorker
 from spec_harness.requests import SequenceMetadata
-from tests.helpers import CPU, forwards, metadata, worker
+from tests.helpers import CPU, forwards, metadata, proposer_env, worker
 
 BLOCKS, HOST_BLOCKS, SIZE = 6, 4, 3
 
@@ -172,11 +174,14 @@ def test_without_moves_nothing_is_moved(target: LoadedModel, log: list[str], ops
 @torch.inference_mode()
 def test_a_proposer_moves_even_where_every_row_is_skipped(target: LoadedModel, log: list[str]) -> None:
     """The target's step needs the blocks where they are said to be, and so will the draft's next one."""
-    proposer = DraftModelTop1Proposer(worker(target, vocab_size=128), max_proposal_len=2, vocab_size=128)
-    proposals = proposer.get_proposals([row([1, 2])], [0], CacheOps(copy=[(4, 5)]))
+    proposer = DraftModelTop1Proposer(proposer_env(target, k=2), worker(target, vocab_size=128))
+    proposer.propose(ProposalContext([row([1, 2])], [0], CacheOps(copy=[(4, 5)])))
     assert log == ["moves"]
-    TargetScorer(worker(target)).score([row([1, 2])], proposals, CacheOps(copy=[(4, 5)]))
-    assert log == ["moves", "moves", "forward"]
+    proposer.worker.forget(0)
+    SpecDecodeWorker(proposer, worker(target), StageTimer(CPU)).execute_round(
+        [row([1, 2])], [0], CacheOps(copy=[(4, 5)])
+    )
+    assert log == ["moves", "moves", "moves", "forward"]
 
 
 @torch.inference_mode()

@@ -1,30 +1,36 @@
 """Prompt lookup by hand cases: what it finds, in which order it looks, and what it must never find."""
 
+from functools import cache
+
 import pytest
 import torch
 
-from spec_harness.proposers.base import SpeculativeProposals, SpeculativeProposer
+from spec_harness.models.load import LoadedModel
+from spec_harness.proposers.base import ProposalContext, Proposals
 from spec_harness.proposers.ngram import NgramProposer
-from tests.helpers import CPU, metadata
+from tests.helpers import metadata, proposer_env, tiny_loaded
 
-VOCAB = 40
+
+@cache
+def target() -> LoadedModel:
+    """Of it, a look-up only asks the vocabulary and the device."""
+    return tiny_loaded(vocab_size=40)
 
 
 def proposer(*, k: int = 4, max_window: int = 3, min_window: int = 1) -> NgramProposer:
-    return NgramProposer(max_proposal_len=k, vocab_size=VOCAB, device=CPU, max_window=max_window, min_window=min_window)
+    return NgramProposer(proposer_env(target(), k=k), max_window=max_window, min_window=min_window)
 
 
 def proposed(tokens: list[int], *, limit: int = 4, prompt_len: int | None = None, **options: int) -> list[int]:
     """What is proposed behind ``tokens``, the first ``prompt_len`` of which are the prompt."""
     at = len(tokens) if prompt_len is None else prompt_len
-    found = proposer(**options).get_proposals([metadata(0, tokens[:at], [], tokens[at:])], [limit])
+    found = proposer(**options).propose(ProposalContext([metadata(0, tokens[:at], [], tokens[at:])], [limit]))
     (length,) = found.lens
-    return found.proposal_token_ids[0, :length].tolist()
+    return found.token_ids[0, :length].tolist()
 
 
-def test_it_is_a_proposer() -> None:
-    assert isinstance(proposer(), SpeculativeProposer)
-    assert proposer().empty_reason == "no_match"
+def test_it_keeps_no_kv_and_says_why_it_proposes_nothing() -> None:
+    assert proposer().skip_reason == "no_match"
     assert proposer().num_computed_tokens(0) is None
 
 
@@ -77,33 +83,29 @@ def test_a_proposal_is_not_longer_than_it_may_be(limit: int) -> None:
     assert proposed([1, 2, 3, 4, 5, 6, 1, 2, 3], limit=limit) == [4, 5, 6][:limit]
 
 
-def batch_of(k: int = 3) -> SpeculativeProposals:
+def batch_of(k: int = 3) -> Proposals:
     texts = [[1, 2, 9, 8, 1, 2], [1, 2, 3], [6, 5, 6], [1, 2, 9, 8, 1, 2]]
     rows = [metadata(i, text, []) for i, text in enumerate(texts)]
-    return proposer(k=k).get_proposals(rows, [3, 3, 3, 0])
+    return proposer(k=k).propose(ProposalContext(rows, [3, 3, 3, 0]))
 
 
 def test_rows_keep_their_places_and_are_padded() -> None:
     found = batch_of()
     assert found.lens == [3, 0, 2, 0]
-    assert found.proposal_token_ids.tolist() == [[9, 8, 1], [-1] * 3, [5, 6, -1], [-1] * 3]
-    assert found.proposal_lens.dtype == found.proposal_token_ids.dtype == torch.int64
+    assert found.token_ids.tolist() == [[9, 8, 1], [-1] * 3, [5, 6, -1], [-1] * 3]
+    assert found.token_ids.dtype == torch.int64
 
 
 def test_its_distribution_is_one_hot_at_what_it_proposes() -> None:
     found = batch_of()
-    for row, length in enumerate(found.lens):
-        for i in range(3):
-            expected = [float(i < length and v == found.proposal_token_ids[row, i]) for v in range(VOCAB)]
-            assert found.proposal_probs[row, i].tolist() == expected
-    assert found.proposal_logits is None
+    assert found.probs is None
+    assert found.logits is None
 
 
 def test_no_proposals_at_k_0() -> None:
     """The tensors of an empty proposal were once built from empty lists: of the wrong type, and of no shape."""
-    found = proposer(k=0).get_proposals([metadata(i, [1, 1], []) for i in range(2)], [0, 0])
-    assert found.proposal_token_ids.shape == (2, 0)
-    assert found.proposal_probs.shape == (2, 0, VOCAB)
+    found = proposer(k=0).propose(ProposalContext([metadata(i, [1, 1], []) for i in range(2)], [0, 0]))
+    assert found.token_ids.shape == (2, 0)
     assert found.lens == [0, 0]
 
 

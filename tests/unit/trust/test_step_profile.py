@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from spec_harness.engine import EngineSettings, NgramSettings
+from spec_harness.engine import EngineSettings
 from spec_harness.models.load import LoadedModel
-from spec_harness.proposers.ngram import NgramProposer
+from spec_harness.proposers.ngram import NgramLookup, NgramProposer
 from spec_harness.results.schema import StepTimeResults
 from spec_harness.trust.step_profile import draft_cost_ratio, measure_steps, predicted_speedup
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
-from tests.helpers import noisy_copy, prompts, tiny_loaded
+from tests.helpers import noisy_copy, prompts, spec_of, tiny_loaded
 
 K = 3
 TARGET, DRAFT, PER_TOKEN, LOOK_UP = 10.0, 2.0, 0.25, 0.75  # seconds on the clock
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, target: LoadedModel) -> Clock:
     """A pass costs its model's price, and a price for every token that it is fed."""
-    made, run, look_up = Clock(), ModelRunner.run, NgramProposer.get_proposals
+    made, run, look_up = Clock(), ModelRunner.run, NgramProposer.propose
 
     def timed_run(self: ModelRunner, rows: Sequence[QueryRow], *arguments: Any) -> Any:
         price = TARGET if self.model is target.model else DRAFT
@@ -41,16 +41,18 @@ def clock(monkeypatch: pytest.MonkeyPatch, target: LoadedModel) -> Clock:
         return look_up(self, *arguments)
 
     monkeypatch.setattr(ModelRunner, "run", timed_run)
-    monkeypatch.setattr(NgramProposer, "get_proposals", timed_look_up)
+    monkeypatch.setattr(NgramProposer, "propose", timed_look_up)
     monkeypatch.setattr(time, "perf_counter", made)
     return made
 
 
 def measured(
-    target: LoadedModel, draft: LoadedModel | NgramSettings, *, batch: int = 2, **settings: Any
+    target: LoadedModel, draft: LoadedModel | NgramLookup, *, batch: int = 2, **settings: Any
 ) -> StepTimeResults | None:
     engine = EngineSettings(block_size=4, num_blocks=1, max_num_seqs=8, max_proposal_len=K, **settings)
-    return measure_steps(target, draft, engine, prompts(3), batch=batch)
+    proposer = spec_of(draft)
+    assert proposer is not None
+    return measure_steps(target, proposer, engine, prompts(3), batch=batch)
 
 
 @pytest.mark.usefixtures("clock")
@@ -71,7 +73,7 @@ def test_each_figure_is_what_its_passes_cost(target: LoadedModel) -> None:
 @pytest.mark.usefixtures("clock")
 def test_one_look_up_serves_all_rows_of_a_round(target: LoadedModel) -> None:
     """The random model's outputs repeat themselves: rounds with a match propose, so that the look-up is shared out."""
-    steps = measured(target, NgramSettings(max_window=1, min_window=1))
+    steps = measured(target, NgramLookup(max_window=1, min_window=1))
     assert steps is not None
     assert 0 < steps.draft_step_s <= LOOK_UP
     assert steps.target_step_s == TARGET + 2 * PER_TOKEN  # the baseline looks nothing up

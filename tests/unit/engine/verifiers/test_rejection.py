@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from spec_harness.engine.verifiers.rejection import RejectionSampler, Verification
-from spec_harness.proposers.base import SpeculativeProposals
+from spec_harness.proposers.base import Proposals
 from spec_harness.worker.randomness import request_keys
 from tests.helpers import CPU
 
@@ -26,9 +26,9 @@ def verify(target: list[Tensor], drafted: list[list[int]], draft: list[Tensor] |
         tokens[b, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
         probs[b, : len(ids)] = hot(*ids) if ids and draft is None else (draft[b] if draft else probs[b, :0])
         scored[b, : len(target[b])] = target[b]
-    lens = torch.tensor([len(ids) for ids in drafted])
+    lens = [len(ids) for ids in drafted]
     keys = request_keys(range(rows), [0] * rows, device=CPU)
-    return RejectionSampler().verify(scored, SpeculativeProposals(tokens, probs, lens), keys, torch.full((rows,), 10))
+    return RejectionSampler().verify(scored, Proposals(tokens, lens, probs), keys, torch.full((rows,), 10))
 
 
 def test_full_acceptance_emits_a_bonus_token() -> None:
@@ -62,9 +62,7 @@ def test_skipped_short_and_full_rows_share_a_batch() -> None:
 
 
 def test_no_proposer_draws_from_the_target() -> None:
-    proposals = SpeculativeProposals(
-        torch.empty(2, 0, dtype=torch.int64), torch.empty(2, 0, V), torch.zeros(2, dtype=torch.int64)
-    )
+    proposals = Proposals(torch.empty(2, 0, dtype=torch.int64), [0, 0])
     keys = request_keys([0, 1], [0, 0], device=CPU)
     verified = RejectionSampler().verify(hot(3, 4)[:, None], proposals, keys, torch.tensor([5, 6]))
     assert verified.output_token_ids.tolist() == [[3], [4]]
