@@ -20,7 +20,7 @@ from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.models.load import LoadedModel
 from spec_harness.requests import Request, RequestRecord
 from tests.factories import header_of
-from tests.helpers import decode, prompts, request, run, scheduler
+from tests.helpers import decode, prompts, request, run, scheduler, spec_of
 
 K = 3
 
@@ -54,7 +54,7 @@ def requests_of(max_new_tokens: Sequence[int]) -> list[Request]:
 
 def engine(target: LoadedModel, draft: LoadedModel | None, batch: int) -> Engine:
     settings = EngineSettings(block_size=8, num_blocks=400, max_num_seqs=batch, max_proposal_len=K)
-    made: Engine = build_engine(target, draft, settings, StopCriteria(decode))
+    made: Engine = build_engine(target, spec_of(draft), settings, StopCriteria(decode))
     return made
 
 
