@@ -1,30 +1,25 @@
 """Whether a model may be measured on the paged cache. What would be measured silently wrong is refused by name.
 
-Some architectures never call the registered attention function, or only in some layers, or several times in one layer,
-or keep information elsewhere than in keys and values (state-space layers, convolutions), or attend within chunks, or to
+Some architectures keep information elsewhere than in keys and values (state-space layers, convolutions), or attend to
 later tokens. Their output would differ from the model's own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from spec_harness.errors import UserError
 from spec_harness.kv_cache.kv_cache import KVCache, LayerShape
+from spec_harness.models.layer_probe import Refuse, check_config, probe_layers, refusing_errors
 from spec_harness.worker.attention import PAGED
 from spec_harness.worker.model_runner import ModelRunner, QueryRow
 
-_PROBE = "spec_harness_probe"
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Largest paged-dense difference that rounding explains, as a share of the largest |logit|.
 _CAP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 _RANDOM_SAMPLES = (40, 14)  # tokens of each
@@ -40,18 +35,6 @@ class PagedCheck:
     max_logit: float  # largest |logit| of the dense model
     cap: float  # largest difference allowed
     tie_tolerance: float  # margins up to this are numerical ties
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A layer that called the attention interface."""
-
-    layer: int
-    shape: LayerShape
-    has_mask: bool
-
-
-_probe_calls: ContextVar[list[_Call]] = ContextVar("calls of the attention interface in one forward, in order")
 
 
 @contextmanager
@@ -85,12 +68,12 @@ def check_paged_attention(
     """
     name = model.config.model_type
     refuse = _refusal(name, where)
-    _check_config(model, max_model_len, refuse)
-    layers = _probe_layers(model, refuse)
+    check_config(model, max_model_len, refuse)
+    layers = probe_layers(model, refuse)
     vocab_size = int(model.config.get_text_config().vocab_size)
     usable = [ids[:_LONGEST_SAMPLE] for ids in samples if len(ids) > _STEPS and max(ids) < vocab_size]
     sequences = usable[:_NUM_SAMPLES] or _random_samples(vocab_size, max_model_len)
-    with _refusing_errors(refuse):
+    with refusing_errors(refuse):
         check = measure_paged(model, layers, sequences)
     if check.max_difference > check.cap and model.dtype != torch.float32:
         own = _own_difference(model, sequences)
@@ -110,80 +93,8 @@ def check_paged_attention(
     return layers, check
 
 
-def _refusal(name: str, where: str) -> Callable[[str], UserError]:
+def _refusal(name: str, where: str) -> Refuse:
     return lambda reason: UserError(f"{where}: architecture '{name}' cannot be measured: {reason}")
-
-
-@contextmanager
-def _refusing_errors(refuse: Callable[[str], UserError]) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
-        raise refuse(f"its forward fails ({(str(error).strip() or type(error).__name__).splitlines()[0]})") from error
-
-
-def _check_config(model: PreTrainedModel, max_model_len: int, refuse: Callable[[str], UserError]) -> None:
-    config = model.config.get_text_config()
-    others = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
-    if others:
-        raise refuse(f"it has layers of type {', '.join(sorted(others))}; only full and sliding attention can be paged")
-    if getattr(config, "attention_chunk_size", None) is not None:
-        raise refuse("it attends within chunks (attention_chunk_size)")
-    rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-        if parameters.get("rope_type") not in ("dynamic", "longrope"):
-            continue
-        original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
-        if max_model_len > original:
-            raise refuse(
-                f"its {parameters['rope_type']} rotary scale depends on the longest sequence of a batch beyond "
-                f"{original} tokens; set max_model_len={original} or lower"
-            )
-
-
-def _probe_layers(model: PreTrainedModel, refuse: Callable[[str], UserError]) -> list[LayerShape]:
-    """One dense forward that records which layers call the attention interface, and what they would cache."""
-    model.set_attn_implementation(_PROBE)
-    if model.config._attn_implementation != _PROBE:
-        raise refuse("transformers cannot set its attention function")
-    calls: list[_Call] = []
-    token = _probe_calls.set(calls)
-    try:
-        with torch.inference_mode(), _refusing_errors(refuse):
-            ids = torch.arange(1, 5, device=model.device)[None]
-            model(input_ids=ids, position_ids=torch.arange(4, device=model.device)[None], use_cache=False)
-    finally:
-        _probe_calls.reset(token)
-    seen = {call.layer: call.shape for call in calls}
-    expected = int(model.config.get_text_config().num_hidden_layers)
-    if set(seen) != set(range(expected)):
-        raise refuse(f"{len(seen)} of its {expected} layers use the attention interface, all must")
-    if len(calls) != expected:
-        raise refuse(
-            f"its {expected} layers attend {len(calls)} times in one forward, and only one set of keys and values is "
-            "cached per layer"
-        )
-    if any(call.has_mask for call in calls):
-        raise refuse("its layers mask their attention themselves")
-    return [seen[i] for i in range(expected)]
-
-
-def _probe_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
-) -> tuple[Tensor, None]:
-    shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-    layer = int(module.layer_idx)  # type: ignore[arg-type]  # nn.Module types every attribute as Tensor | Module
-    _probe_calls.get().append(_Call(layer, shape, attention_mask is not None))
-    shared = query.shape[1] // key.shape[1]
-    out = scaled_dot_product_attention(
-        query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), is_causal=True
-    )
-    return out.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(_PROBE, _probe_attention)
 
 
 def _random_samples(vocab_size: int, max_model_len: int) -> list[list[int]]:
