@@ -124,13 +124,13 @@ def _sweep(line: CommandLine, plan: Plan) -> int:
 def _summarize(sweep_dir: Path, *, shown: bool) -> None:
     """All jobs of the directory in one table. It tells nothing that the jobs' own files do not, so that its failure is
     none of the sweep's."""
-    from spec_harness.report.show import show_sweep
     from spec_harness.report.sweep_summary import MARKDOWN, write_sweep_summary
+    from spec_harness.report.terminal import print_sweep
 
     try:
         write_sweep_summary(sweep_dir)
         if shown:
-            show_sweep(sweep_dir)
+            print_sweep(sweep_dir)
     except Exception as error:
         log.warning("no summary of the sweep: %s", error)
     else:

@@ -84,9 +84,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(directory: Path) -> None:
-    from spec_harness.report.show import show
+    from spec_harness.report.jobs import is_run, read_run
+    from spec_harness.report.terminal import print_summary, print_sweep
 
-    show(directory)
+    if is_run(directory):
+        print_summary(read_run(directory), directory)
+    else:
+        print_sweep(directory)
 
 
 def _plot(directory: Path) -> None:

@@ -37,19 +37,17 @@ def percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.1f} %"
 
 
-def rate(estimate: Estimate) -> tuple[str, str]:
-    """A share and its interval."""
-    low_high = estimate.ci95
-    interval = "" if low_high is None else f"{100 * low_high[0]:.1f} to {100 * low_high[1]:.1f}"
-    return percent(estimate.value), interval
-
-
-def number(estimate: Estimate, *, digits: int = 2, unit: str = "") -> tuple[str, str]:
+def number(estimate: Estimate, *, digits: int = 2, unit: str = "", scale: int = 1) -> tuple[str, str]:
     """A number and its interval."""
     if estimate.value is None:
         return UNKNOWN, ""
-    interval = "" if estimate.ci95 is None else "{:,.{d}f} to {:,.{d}f}".format(*estimate.ci95, d=digits)
-    return f"{estimate.value:,.{digits}f}{unit}", interval
+    ends = [f"{scale * end:,.{digits}f}" for end in estimate.ci95 or ()]
+    return f"{scale * estimate.value:,.{digits}f}{unit}", " to ".join(ends)
+
+
+def rate(estimate: Estimate) -> tuple[str, str]:
+    """A share and its interval, in percent."""
+    return number(estimate, digits=1, unit=" %", scale=100)
 
 
 def together(value: str, interval: str) -> str:

@@ -4,6 +4,7 @@ No torch: it is written by the process that started the sweep, which may never h
 """
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -34,12 +35,12 @@ def write_sweep_summary(directory: Path) -> None:
 def storable(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with one type a column. A key's value is a number where its job has results, and text where it failed:
     numbers where all are."""
-    columns = {}
-    for name, column in frame.items():
-        known = column.dropna()
-        if column.dtype != object or known.map(type).nunique() <= 1:
-            columns[name] = column
-            continue
-        numbers = pd.to_numeric(column, errors="coerce")
-        columns[name] = numbers if numbers.notna().sum() == len(known) else column.where(column.isna(), column.map(str))
-    return pd.DataFrame(columns)
+    return pd.DataFrame({name: _of_one_type(column) for name, column in frame.items()})
+
+
+def _of_one_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    known = column.dropna()
+    if known.map(type).nunique() <= 1:
+        return column
+    numbers = pd.to_numeric(column, errors="coerce")
+    return numbers if numbers.notna().sum() == len(known) else column.map(str, na_action="ignore")

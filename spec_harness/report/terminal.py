@@ -1,5 +1,8 @@
-"""The summary of a run in the terminal, in at most 100 columns. ASCII but for box lines and bars, which fall back where
-the terminal's encoding lacks them. In a narrow terminal explanations go first; no figure is ever cut."""
+"""The tables of a run or a sweep in the terminal, in at most 100 columns.
+
+ASCII but for box lines and bars, which fall back where the terminal's encoding lacks them. In a narrow terminal
+explanations go first; no figure is ever cut.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -34,6 +37,20 @@ def print_summary(results: RunResults, directory: Path, *, console: Console | No
     if not brief and console.width < WIDTH:
         console.print(Text("What the figures mean: in report.md, or here at 100 columns.", style="dim"))
     console.print(Text.assemble(("Files: ", "bold"), str(directory)), soft_wrap=True)
+
+
+def print_sweep(directory: Path) -> None:
+    """Its tables, and what they come to. pandas is imported here: the table of a run does without."""
+    from spec_harness.report.sweep import load_sweep
+    from spec_harness.report.sweep_tables import sweep_headline, sweep_tables
+    from spec_harness.report.verdict import verdict
+
+    sweep, console = load_sweep(directory), plain_console()
+    print_headline(console, sweep_headline(sweep, name=str(directory)))
+    print_tables(console, sweep_tables(sweep))
+    answer = verdict(sweep)
+    if answer is not None:
+        print_notes(console, answer.reasons, title=answer.headline)
 
 
 def plain_console() -> Console:

@@ -31,16 +31,10 @@ def acceptance_by_position(run: Run) -> Figure | None:
         "accepted, if reached": p.conditional_acceptance_per_position,
     }
     for i, (name, estimates) in enumerate(series.items()):
-        known = [(position, e) for position, e in enumerate(estimates, start=1) if e.value is not None]
-        axes.errorbar(
-            [position + 0.12 * i - 0.06 for position, _ in known],
-            [_value(e) for _, e in known],
-            yerr=error_bars([e for _, e in known]),
-            color=PALETTE[i],
-            marker=MARKERS[i],
-            linestyle=("-", "--")[i],
-            label=name,
-        )
+        known = [(place, e) for place, e in enumerate(estimates, start=1) if e.value is not None]
+        xs, ys = [place + 0.12 * i - 0.06 for place, _ in known], [_value(e) for _, e in known]
+        look: dict[str, Any] = {"color": PALETTE[i], "marker": MARKERS[i], "linestyle": ("-", "--")[i], "label": name}
+        axes.errorbar(xs, ys, yerr=error_bars([e for _, e in known]), **look)
     axes.set(title="How far into a proposal does the target agree?", xlabel="place in the proposal (draft token no.)")
     axes.set(ylabel="share of draft tokens", ylim=(0, 1.04), xlim=(0.5, len(p.acceptance_rate_per_position) + 0.5))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -69,11 +63,8 @@ def accepted_lengths(run: Run) -> Figure | None:
 
 def categories(run: Run) -> Figure | None:
     """A forest plot: one row a category, worst at the bottom, beside the pooled rate."""
-    sections = {
-        name: section.acceptance_rate
-        for name, section in run.results.breakdowns.category.items()
-        if section.acceptance_rate.value is not None
-    }
+    groups = {name: section.acceptance_rate for name, section in run.results.breakdowns.category.items()}
+    sections = {name: rate for name, rate in groups.items() if rate.value is not None}
     pooled = run.results.proposal.acceptance_rate
     if len(sections) < 2 or pooled.value is None:
         return None
@@ -85,14 +76,8 @@ def categories(run: Run) -> Figure | None:
         axes.axvspan(*pooled.ci95, color=PALETTE[0], alpha=0.12, linewidth=0)
     axes.axvline(pooled.value, color=PALETTE[0], linewidth=1.2, label=f"all requests: {pooled.value:.0%}")
     for row, (_, estimate) in enumerate(ordered):
-        axes.errorbar(
-            [_value(estimate)],
-            [row],
-            xerr=error_bars([estimate]),
-            color="black",
-            marker="s",
-            markerfacecolor="white" if estimate.ci95 is None else "black",
-        )
+        bars, fill = error_bars([estimate]), "white" if estimate.ci95 is None else "black"
+        axes.errorbar([_value(estimate)], [row], xerr=bars, color="black", marker="s", markerfacecolor=fill)
     axes.set_yticks(range(len(ordered)), [f"{name} ({estimate.n})" for name, estimate in ordered])
     axes.set(title="Acceptance rate by category", xlabel="accepted / proposed draft tokens", xlim=(0, 1))
     axes.set(ylabel="category (requests)", ylim=(-0.6, len(ordered) - 0.4))
@@ -119,9 +104,9 @@ def confidence(run: Run) -> Figure | None:
     centers = [float(part[column].mean()) for part in bins]
     rates = [_rate(part, judged) for part in bins]
     note = (
-        f"{INTERVALS}. {len(judged):,} draft tokens that the target judged: the accepted ones and the first rejected "
+        f"{INTERVALS}. {len(judged):,} draft tokens that the target judged: the accepted and the first rejected one "
     )
-    note += "one of each round" + (f", in {len(bins)} groups of equal size." if greedy else ".")
+    note += f"of each round{f', in {len(bins)} groups of equal size' if greedy else ''}."
     figure, axes = new_figure(height=3.5, note=note)
     look: dict[str, Any] = {"color": PALETTE[0], "marker": "o", "label": "measured"}
     axes.errorbar(centers, [_value(rate) for rate in rates], yerr=error_bars(rates), **look)

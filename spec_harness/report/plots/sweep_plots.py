@@ -81,14 +81,8 @@ def speed_forest(sweep: Sweep) -> Figure | None:
     note = f"{INTERVALS}: the choice of prompts, not the machine's own noise. Best on top."
     note += f" {_over(sweep)}" if compared else ""
     figure, axes = new_figure(height=1.5 + 0.28 * len(rows), note=note)
-    axes.errorbar(
-        [row[name] for row in rows],
-        range(len(rows)),
-        xerr=error_bars([estimate(row, name) for row in rows]),
-        color=PALETTE[0],
-        marker="s",
-        linestyle="none",
-    )
+    values, bars = [row[name] for row in rows], error_bars([estimate(row, name) for row in rows])
+    axes.errorbar(values, range(len(rows)), xerr=bars, color=PALETTE[0], marker="s", linestyle="none")
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.set(ylim=(len(rows) - 0.4, -0.6), title="Speed-up of each run" if compared else "Speed of each run")
     axes.set_xlabel("tokens per second / plain decoding's" if compared else "output tokens per second")

@@ -66,10 +66,8 @@ def token_view(run: Run, request_id: str | None = None) -> Figure | None:
     figure, axes = new_figure(height=1.35 + _LINE * len(shown), note=note)
     for row_number, line in enumerate(shown):
         for column, text, kind in line:
-            box = Rectangle(
-                (column, row_number), len(text), 1, facecolor=BACKGROUND[kind], edgecolor="white", linewidth=0.6
-            )
-            axes.add_patch(box)
+            look: dict[str, Any] = {"facecolor": BACKGROUND[kind], "edgecolor": "white", "linewidth": 0.6}
+            axes.add_patch(Rectangle((column, row_number), len(text), 1, **look))
             if kind in UNDERLINED:
                 axes.plot([column, column + len(text)], [row_number + 0.94] * 2, color="#444444", **UNDERLINED[kind])
             place = (column, row_number + 0.5, printable(text, instead="\N{REPLACEMENT CHARACTER}"))

@@ -220,7 +220,7 @@ def test_damage_that_nobody_thought_of_costs_one_line_too(
         def fail(directory: Path, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr("spec_harness.report.show.show", fail)
+        monkeypatch.setattr("spec_harness.report.terminal.print_sweep", fail)
         assert main(["show", "run"]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ")
