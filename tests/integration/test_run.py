@@ -11,6 +11,7 @@ from spec_harness.data.prompts import BUILTIN_PROMPTS, read_jsonl
 from spec_harness.report.load import Run, load_run
 from spec_harness.results.figures import plain_numbers
 from spec_harness.results.run_files import GENERATION_KEYS, REQUESTS_SCHEMA, ROUNDS_SCHEMA
+from tests.inspection import shapes_unchecked
 from tests.run_helpers import generations_of, outputs_of, rows_of, spec_eval, status_of, working_directory
 
 SMALL = ("data.limit=8", "sampling.max_new_tokens=24")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("clean_process")
 @pytest.fixture(scope="module")
 def default_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("default")
-    with working_directory(folder):
+    with working_directory(folder), shapes_unchecked():
         assert spec_eval(*SMALL, "integrity=quick") == 0
     return load_run(folder / "run")  # validates results.json
 

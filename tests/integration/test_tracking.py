@@ -14,7 +14,8 @@ from spec_harness.cli.evaluate import main
 from spec_harness.engine.verifiers.rejection import RejectionSampler
 from spec_harness.results.figures import plain_numbers
 from spec_harness.results.schema import read_results
-from tests.run_helpers import QUIET, error_line, spec_eval
+from tests.inspection import shapes_unchecked
+from tests.run_helpers import QUIET, error_line, spec_eval, working_directory
 
 SMALL = ("data.limit=4", "sampling.max_new_tokens=10")
 
@@ -48,16 +49,24 @@ def assert_same_numbers(summary: dict[str, Any], run_dir: Path) -> None:
     assert {key for key in summary if key.startswith(sections)} == numbers.keys()
 
 
-def test_the_summary_of_an_offline_run_equals_the_results(capfd: pytest.CaptureFixture[str]) -> None:
-    assert spec_eval(*SMALL, "logger.tags=[one,two]", "logger.name=mine", logger="wandb") == 0
-    assert capfd.readouterr().err == ""
-    content = inspected(Path("run"))
-    assert_same_numbers(content["summary"], Path("run"))
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of one run with both loggers, one sequence at a time."""
+    folder = tmp_path_factory.mktemp("tracked")
+    with working_directory(folder), shapes_unchecked():
+        named = ("logger.tags=[one,two]", "logger.name=mine")
+        assert spec_eval(*SMALL, *named, "max_num_seqs=1", logger="wandb_csv") == 0
+    return folder / "run"
+
+
+def test_the_summary_of_an_offline_run_equals_the_results(tracked: Path) -> None:
+    content = inspected(tracked)
+    assert_same_numbers(content["summary"], tracked)
     assert (content["state"], content["exit_code"]) == ("finished", 0)
     assert (content["project"], content["name"], content["tags"]) == ("spec_harness", "mine", ["one", "two"])
     config = content["config"]
     assert (config["data"]["limit"], config["sampling"]["max_new_tokens"]) == (4, 10)
-    histogram = read_results(Path("run/results.json")).proposal.accepted_length_histogram
+    histogram = read_results(tracked / "results.json").proposal.accepted_length_histogram
     assert content["summary"]["accepted_length_histogram"] == {
         "_type": "histogram",
         "values": histogram,
@@ -71,9 +80,8 @@ def records_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in leet("--json", run).splitlines()]
 
 
-def test_running_figures_have_a_step_of_their_own() -> None:
-    assert spec_eval(*SMALL, "max_num_seqs=1", logger="wandb") == 0
-    history = [record["history"]["item"] for record in records_of(Path("run")) if record["type"] == "history"]
+def test_running_figures_have_a_step_of_their_own(tracked: Path) -> None:
+    history = [record["history"]["item"] for record in records_of(tracked) if record["type"] == "history"]
     steps = [item["engine_step"] for item in history if "engine_step" in item]
     assert len(steps) >= 3
     assert steps == list(range(10, 10 * len(steps) + 1, 10))
@@ -82,25 +90,27 @@ def test_running_figures_have_a_step_of_their_own() -> None:
     assert min(speeds) > 0  # before a request has finished there is no speed, which is not a speed of 0
 
 
-def test_a_run_of_64_requests_is_cheap_to_track() -> None:
+@pytest.mark.slow
+def test_a_run_of_64_requests_is_cheap_to_track(capfd: pytest.CaptureFixture[str]) -> None:
     """Fewer than 500 W&B records, its tables included; one sequence at a time makes the most engine steps."""
     assert spec_eval("data.limit=64", "sampling.max_new_tokens=24", "max_num_seqs=1", logger="wandb") == 0
+    assert capfd.readouterr().err == ""
     assert read_results(Path("run/results.json")).proposal.num_requests == 64
     assert 100 < len(records_of(Path("run"))) < 500
 
 
-def test_a_run_directory_that_was_moved_still_holds_the_whole_run(tmp_path: Path) -> None:
+def test_a_run_directory_that_was_moved_still_holds_the_whole_run(tracked: Path, tmp_path: Path) -> None:
     """Nothing is staged elsewhere: what was in the home directory or the temporary one would be lost with it."""
-    assert spec_eval(*SMALL, logger="wandb") == 0
-    before = inspected(Path("run"))
-    moved = tmp_path / "elsewhere" / "kept"
-    moved.parent.mkdir()
-    shutil.move("run", moved)
-    after = inspected(moved)
-    assert after["summary"] == before["summary"]
-    assert_same_numbers(after["summary"], moved)
-    assert not [path for path in moved.rglob("*") if path.is_symlink() and not path.exists()]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere"]
+    before = inspected(tracked)
+    assert [path.name for path in tracked.parent.iterdir()] == ["run"]
+    moved = Path(shutil.move(tracked, tmp_path / "kept"))
+    try:
+        after = inspected(moved)
+        assert after["summary"] == before["summary"]
+        assert_same_numbers(after["summary"], moved)
+        assert not [path for path in moved.rglob("*") if path.is_symlink() and not path.exists()]
+    finally:
+        shutil.move(moved, tracked)
 
 
 def test_a_failing_run_is_finished_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,23 +141,21 @@ def group_of(run_dir: Path) -> str:
     return str(record["run"]["run_group"])
 
 
-def test_csv_holds_the_same_numbers() -> None:
-    assert spec_eval(*SMALL, logger="csv") == 0
-    rows = list(csv.DictReader(Path("run/csv/metrics.csv").read_text(encoding="utf-8").splitlines()))
-    numbers = plain_numbers(read_results(Path("run/results.json")))
+def test_csv_holds_the_same_numbers(tracked: Path) -> None:
+    rows = list(csv.DictReader((tracked / "csv" / "metrics.csv").read_text(encoding="utf-8").splitlines()))
+    numbers = plain_numbers(read_results(tracked / "results.json"))
     last = rows[-1]
     assert {key: float(last[key]) for key in numbers} == pytest.approx(numbers)
+
+
+def test_csv_alone_starts_no_wandb_run() -> None:
+    assert spec_eval(*SMALL, "baseline=off", logger="csv") == 0
+    assert Path("run/csv/metrics.csv").exists()
     assert not Path("run/wandb").exists()
 
 
-def test_both_loggers_at_once() -> None:
-    assert spec_eval(*SMALL, logger="wandb_csv") == 0
-    assert_same_numbers(inspected(Path("run"))["summary"], Path("run"))
-    assert Path("run/csv/metrics.csv").exists()
-
-
 def test_a_disabled_logger_writes_nothing() -> None:
-    assert spec_eval(*SMALL, "logger.mode=disabled", logger="wandb") == 0
+    assert spec_eval(*SMALL, "baseline=off", "logger.mode=disabled", logger="wandb") == 0
     assert wandb_runs(Path("run")) == []
     assert Path("run/results.json").exists()
 

@@ -17,6 +17,7 @@ import pytest
 
 from spec_harness.results.figures import plain_numbers
 from spec_harness.results.schema import read_results
+from tests.inspection import shapes_unchecked
 from tests.run_helpers import spec_eval, working_directory
 
 
@@ -96,7 +97,7 @@ def serving() -> Iterator[FakeServer]:
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run whose folder was moved away from where it ran."""
     began, ended = tmp_path_factory.mktemp("began"), tmp_path_factory.mktemp("ended")
-    with working_directory(began):
+    with working_directory(began), shapes_unchecked():
         assert spec_eval("data.limit=10", "sampling.max_new_tokens=12", "logger.tags=[one]", logger="wandb") == 0
     return Path(shutil.move(began / "run", ended / "kept"))
 
