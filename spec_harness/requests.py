@@ -76,7 +76,7 @@ class RoundRecord:
     """One sequence in one round (propose, score, verify, commit).
 
     The counts are those after the end-of-sequence cut: if an end-of-sequence token was accepted at proposal index j,
-    then ``proposal_len = num_accepted = num_emitted = j + 1`` and what was drafted behind it is only in
+    then ``proposal_len = num_accepted = num_emitted = j + 1`` and what was drafted after it is only in
     ``num_draft_tokens_past_end``. Otherwise ``num_emitted = num_accepted + 1``.
     """
 

@@ -62,7 +62,7 @@ class PromptEncoder:
     def token_text(self, token_id: int) -> str:
         """What one token says inside a text; special tokens by their name. Part of a character is a question mark.
 
-        Behind another token, since some tokenizers drop the space before a text's first.
+        After another token, since some tokenizers drop the space before a text's first.
         """
         before = self.tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=False) for ids in (before, [*before, token_id])]

@@ -16,7 +16,7 @@ def round_record(
 ) -> RoundRecord:
     """The record of one round; ``stop_index`` is the place of the first ending token among the emitted ones.
 
-    If that token is an accepted draft token (index j), then nothing behind it counts: l, a and n are cut to j + 1 and j
+    If that token is an accepted draft token (index j), then nothing after it counts: l, a and n are cut to j + 1 and j
     + 1 tokens are emitted. If it is the recovered or bonus token, it is the last emitted anyway and the round counts
     whole.
     """

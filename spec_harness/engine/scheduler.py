@@ -91,7 +91,7 @@ class Scheduler:
         if self._preempted or len(self._running) + demand.num_samples > self._max_num_seqs:
             return []
         slots = min(demand.prompt_len + self._max_proposal_len + 1, demand.max_slots)
-        # Each further sample writes behind the shared prompt, so into a block of its own.
+        # Each further sample writes after the shared prompt, so into a block of its own.
         needed = blocks_for(slots, self.blocks.block_size) + demand.num_samples - 1
         if min(needed, self.blocks.num_blocks) > self.blocks.num_free:
             return []

@@ -39,7 +39,7 @@ class ProposalCounts:
     num_accepted_tokens: int = 0  # Σa
     num_aligned_tokens: int | None = 0  # Σn; None where unknown (drafts off the text were never drawn)
     num_emitted_tokens: int = 0  # Σe
-    num_draft_tokens_past_end: int = 0  # drafted behind an accepted end-of-sequence token; not in Σl
+    num_draft_tokens_past_end: int = 0  # drafted after an accepted end-of-sequence token; not in Σl
     rounds_ended_by_accepted_eos: int = 0
     expected_acceptance_sum: float = 0.0  # Σ of Σ_v min(draft, target) over the positions judged
     expected_acceptance_count: int = 0  # those positions: the accepted ones and the first rejected one

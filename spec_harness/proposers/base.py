@@ -118,7 +118,7 @@ class Proposer(ABC):
         """The new sequences ``children`` go on from the prompt of ``parent``, just run, and share its blocks."""
 
     def num_computed_tokens(self, seq_id: int) -> int | None:
-        """Tokens of the sequence in a KV cache of its own: before it writes behind them, shared blocks are copied.
+        """Tokens of the sequence in a KV cache of its own: before it writes after them, shared blocks are copied.
         ``None`` if it has none."""
         return None
 

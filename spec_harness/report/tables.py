@@ -1,7 +1,6 @@
-"""The tables of a run's summary: every figure with its interval and what it means in plain words.
+"""The tables of a run: every figure with its interval and what it means in plain words.
 
-Reads a checked ``RunResults`` only, so that it says nothing that results.json does not. ``summary.py`` prints the
-tables in the terminal, ``markdown.py`` writes them to report.md.
+They say nothing that results.json does not.
 """
 
 from spec_harness.metrics.bootstrap import MIN_REQUESTS

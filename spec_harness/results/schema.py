@@ -1,6 +1,6 @@
 """The schema of results.json: every key with its formula and unit, checked when written and when read.
 
-A value that was not or could not be measured is ``null``, never 0. Symbols as in ``metrics.py``.
+A value that was not or could not be measured is ``null``, never 0. Symbols as in ``metrics/counts.py``.
 """
 
 import os
@@ -42,10 +42,10 @@ class ProposalResults(_Section):
     num_drafts: Count = Field(description="rounds with l > 0")
     num_draft_tokens: Count = Field(description="Σl, tokens")
     num_accepted_tokens: Count = Field(description="Σa, tokens")
-    num_aligned_tokens: Count | None = Field(description="Σn, tokens; n counts accepts behind a rejection too")
+    num_aligned_tokens: Count | None = Field(description="Σn, tokens; n counts accepts after a rejection too")
     num_emitted_tokens: Count = Field(description="Σe, tokens; e = a + 1, or a after an accepted end of sequence")
     num_output_tokens: Count = Field(description="num_prefill_tokens + Σe, tokens")
-    num_draft_tokens_past_end: Count = Field(description="tokens drafted behind an accepted end of sequence; not in Σl")
+    num_draft_tokens_past_end: Count = Field(description="tokens drafted after an accepted end of sequence; not in Σl")
     rounds_ended_by_accepted_eos: Count = Field(description="rounds cut at an accepted end-of-sequence token")
     skipped: dict[SkipReason, Count] = Field(description="rounds with l = 0, by reason")
     accepted_length_histogram: list[Count] = Field(description="[j]: rounds with l > 0 and a = j, j = 0 … k")

@@ -186,7 +186,7 @@ class _Watch:
 
 
 def _margin_lost(model: LoadedModel, target: LoadedModel, context: list[int], chosen: list[int]) -> float:
-    """How far the logit of a token ``chosen`` behind ``context`` lies below the best one, at worst, by the dense
+    """How far the logit of a token ``chosen`` after ``context`` lies below the best one, at worst, by the dense
     ``model`` given the tokens before it. Within the tie tolerance it was the greedy choice."""
     known = [min(token, model.vocab_size - 1) for token in context + chosen]  # what a model lacks, see ModelRunner
     logits = dense_logits(model.model, known)[len(context) - 1 : -1, : target.vocab_size].float()

@@ -103,9 +103,7 @@ def confidence(run: Run) -> Figure | None:
     bins = [part for _, part in judged.groupby(place)]
     centers = [float(part[column].mean()) for part in bins]
     rates = [_rate(part, judged) for part in bins]
-    note = (
-        f"{INTERVALS}. {len(judged):,} draft tokens that the target judged: the accepted and the first rejected one "
-    )
+    note = f"{INTERVALS}. {len(judged):,} draft tokens that the target judged: the accepted and the first rejected one "
     note += f"of each round{f', in {len(bins)} groups of equal size' if greedy else ''}."
     figure, axes = new_figure(height=3.5, note=note)
     look: dict[str, Any] = {"color": PALETTE[0], "marker": "o", "label": "measured"}
