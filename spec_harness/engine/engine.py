@@ -101,10 +101,8 @@ class StageProbe(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an engine can give beside token ids."""
+    """What an engine shows of itself beside its records."""
 
-    rounds: bool  # a record for each round
-    probabilities: bool  # draft and target probabilities in them
     cache: CacheProbe | None = None  # None: the gate has nothing to read
     stages: StageProbe | None = None  # None: no step times
 

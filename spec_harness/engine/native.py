@@ -52,7 +52,7 @@ class NativeEngine:
         self._sequences: dict[int, RunningSequence] = {}  # running or preempted, by id
         self._put_off = False  # the last step left out its round
         probe = NativeProbe(worker, scheduler, self._sequences)
-        self._capabilities = Capabilities(rounds=True, probabilities=True, cache=probe, stages=probe)
+        self._capabilities = Capabilities(cache=probe, stages=probe)
 
     @property
     def capabilities(self) -> Capabilities:

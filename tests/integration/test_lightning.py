@@ -67,7 +67,7 @@ def test_a_trainer_of_one_s_own_returns_and_logs_the_figures() -> None:
 class FakeEngine:
     """Says 7 four times to every prompt: a token from its prefill, then a draft of two and a bonus, all accepted."""
 
-    capabilities = Capabilities(rounds=True, probabilities=False)
+    capabilities = Capabilities()
 
     def __init__(self) -> None:
         self.stats = EngineStats()

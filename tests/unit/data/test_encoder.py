@@ -49,6 +49,8 @@ def test_what_a_request_takes_from_its_row_and_from_the_run() -> None:
     assert made.prompt_token_ids == packaged_tokenizer()("import os")["input_ids"]
     assert (made.sampling.max_new_tokens, made.sampling.max_proposal_len) == (8, None)
     assert made.sampling.stop_token_ids == frozenset({3})
+    sampled = encoder(temperature=0.5, top_k=7, top_p=0.9).first(PromptRow(id="r", prompt="x")).sampling
+    assert (sampled.temperature, sampled.top_k, sampled.top_p) == (0.5, 7, 0.9)
     own = encoder().first(PromptRow(id="r", prompt="x", max_new_tokens=2, max_proposal_len=0))
     assert (own.sampling.max_new_tokens, own.sampling.max_proposal_len) == (2, 0)
 

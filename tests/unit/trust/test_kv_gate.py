@@ -1,8 +1,11 @@
 """The gate's parts; that it notices planted faults is shown in ``tests/integration/test_gate.py``."""
 
+from typing import Any
+
 import pytest
 
-from spec_harness.engine import EngineSettings
+from spec_harness.engine import Capabilities, EngineSettings, build_engine
+from spec_harness.engine.native import NativeEngine
 from spec_harness.models.load import LoadedModel
 from spec_harness.results.schema import Check
 from spec_harness.trust.kv_gate import SIZES, IntegrityError, _requests, require, run_gate
@@ -72,3 +75,19 @@ def test_the_gate_does_not_depend_on_the_runs_pool_or_sampling(target: LoadedMod
     checks = run_gate(SIZES["quick"], target, draft, settings, prompts(4))
     assert {c.verdict for c in checks} == {"pass"}
     assert len(checks) == 7
+
+
+def test_an_engine_that_shows_no_cache_is_judged_by_its_tokens_alone(
+    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*arguments: Any) -> NativeEngine:
+        engine = build_engine(*arguments)
+        engine._capabilities = Capabilities()
+        return engine
+
+    monkeypatch.setattr("spec_harness.trust.kv_gate.build_engine", closed)
+    checks = run_gate(SIZES["quick"], target, draft, SETTINGS, prompts(2))
+    require(checks)
+    assert len(checks) == 7
+    for check in checks:
+        assert (check.verdict, check.figure is None) == (("skipped", True) if "KV" in check.name else ("pass", False))
