@@ -11,9 +11,9 @@ from lightning.pytorch.loggers import CSVLogger
 
 from spec_harness.build import build
 from spec_harness.config import DataConfig, EvalConfig, SamplingConfig
-from spec_harness.data.encoder import PromptDataModule
 from spec_harness.engine.engine import Capabilities, EngineReport, EngineStats
 from spec_harness.evaluation.callbacks import KeepFiles
+from spec_harness.evaluation.datamodule import PromptDataModule
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.requests import Request, RequestRecord
