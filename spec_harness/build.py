@@ -1,9 +1,11 @@
 """The composition root: from a checked configuration to the objects of one run. The only place that knows them all."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -18,7 +20,7 @@ from spec_harness.evaluation.datamodule import PromptDataModule
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.evaluation.provenance import model_identity, provenance
-from spec_harness.models.configured import load_draft, load_model, load_tokenizer, model_name
+from spec_harness.models.configured import GivenModel, load_draft, load_model, load_tokenizer, model_name
 from spec_harness.models.load import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
 from spec_harness.proposers.base import ProposerSpec
 from spec_harness.proposers.draft_model import DraftModel
@@ -48,14 +50,21 @@ class Evaluation:
     module: SpecDecodeEvalModule
 
 
-def build(config: EvalConfig) -> Evaluation:
-    """Loads, checks and connects everything; allocates no KV cache. Raises ``UserError``."""
+def build(
+    config: EvalConfig, given: Mapping[str, GivenModel] = MappingProxyType({}), rows: Sequence[PromptRow] | None = None
+) -> Evaluation:
+    """Loads, checks and connects everything; allocates no KV cache. Raises ``UserError``.
+
+    ``given`` are models in memory, by ``target`` and ``draft``; ``rows`` replace those of ``config.data``.
+    """
     started_at = datetime.now(UTC)
     device = _device(config.trainer.accelerator)
     source = BUILTIN_PROMPTS if config.data.path is None else Path(config.data.path)
-    rows = select_rows(read_jsonl(source), limit=config.data.limit, category=config.data.category)
-    tokenizer = load_tokenizer(config.target)
-    model = load_model(config.target, device)
+    all_rows = read_jsonl(source) if rows is None else rows
+    rows = select_rows(all_rows, limit=config.data.limit, category=config.data.category)
+    ours, theirs = given.get("target"), given.get("draft")
+    tokenizer = (ours and ours.tokenizer) or load_tokenizer(config.target)
+    model = ours.model if ours else load_model(config.target, device)
     encoder = PromptEncoder(
         tokenizer=tokenizer,
         chat_template="off" if config.data.chat_template == "off" else "auto",
@@ -75,7 +84,7 @@ def build(config: EvalConfig) -> Evaluation:
     target = prepare(model, where="target", max_model_len=config.target.max_model_len, samples=samples)
     _check_tokens(target, requests)
     kind = config.proposal.kind
-    draft = load_draft(config.draft, target, tokenizer, samples) if kind == "draft_model" else None
+    draft = load_draft(config.draft, target, tokenizer, samples, theirs) if kind == "draft_model" else None
     proposer = _proposer(config, draft)
     settings = engine_settings(config, [target, *proposer.kv_models], requests, rows)
     stop = StopCriteria(encoder.decode, tuple(config.sampling.stop))
@@ -95,7 +104,7 @@ def build(config: EvalConfig) -> Evaluation:
             if draft is None
             else model_identity(draft, name=model_name(config.draft), revision=config.draft.revision),
             proposer=ProposerIdentity(name=proposer.name, label=proposer.label),
-            device=device,
+            device=target.model.device,
             seeds={"seed": config.seed, "sampling.seed": config.sampling.seed},
             prompts_sha256=rows_sha256(rows),
             started_at=started_at,

@@ -48,8 +48,9 @@ class ModelConfig(_Group):
 
     group: ClassVar[str]
 
-    kind: str = "tiny"  # tiny: the packaged one · hf: `path` · random: weights from `config` · self (draft only)
-    # Hub id or folder; with kind tiny it replaces the packaged model, and the kind becomes hf.
+    # tiny: the packaged one · hf: `path` · random: weights from `config` · self (draft only) · memory: from Python only
+    kind: str = "tiny"
+    # Hub id or folder; with kind tiny it replaces the packaged model, and the kind becomes hf; with kind memory a name.
     path: Annotated[Text, AfterValidator(_absolute_if_path)] | None = None
     revision: Text | None = None  # branch, tag or commit on the hub
     dtype: DType = "auto"  # auto: float32 on CPU, the file's own on GPU
@@ -80,6 +81,8 @@ class ModelConfig(_Group):
             raise UserError(
                 f"{group}.dtype is not read with {name}, which shares the target's weights; set target.dtype"
             )
+        if self.kind == "memory" and self.dtype != "auto":
+            raise UserError(f"{group}.dtype is not read with {name}: a model in memory has its own")
         if self.kind != "random" and self.config:
             raise UserError(f"{group}.config is only read with {group}=random, not with {name}")
         if self.kind == "random" and "model_type" not in self.config:
@@ -91,14 +94,14 @@ class DraftConfig(ModelConfig):
     """The draft model: the cheap proposer."""
 
     group: ClassVar[str] = "draft"
-    kind: Literal["tiny", "hf", "self", "random"] = "tiny"
+    kind: Literal["tiny", "hf", "self", "random", "memory"] = "tiny"
 
 
 class TargetConfig(ModelConfig):
     """The target model: the one whose output is wanted."""
 
     group: ClassVar[str] = "target"
-    kind: Literal["tiny", "hf", "random"] = "tiny"
+    kind: Literal["tiny", "hf", "random", "memory"] = "tiny"
 
 
 class KVCacheConfig(_Group):

@@ -7,7 +7,7 @@ or tokenizers: whether a prompt is too long is for them to say.
 import json
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -43,19 +43,30 @@ def read_jsonl(path: Path) -> list[PromptRow]:
 
     Raises UserError, naming the file and the line, for anything that cannot be evaluated as it stands.
     """
+    return _rows(_read_lines(path), str(path))
+
+
+def rows_of(prompts: Sequence[str | Mapping[str, Any]]) -> list[PromptRow]:
+    """Rows given in Python: texts to complete, or mappings with the keys of a line of the file. Each is what it would
+    be as a line there. Raises ``UserError``."""
+    objects = [{"prompt": prompt} if isinstance(prompt, str) else dict(prompt) for prompt in prompts]
+    return _rows([(number, json.dumps(row)) for number, row in enumerate(objects, start=1)], "prompts")
+
+
+def _rows(lines: Sequence[tuple[int, str]], source: str) -> list[PromptRow]:
     rows: list[PromptRow] = []
     lines_of_ids: dict[str, int] = {}
-    for number, line in _read_lines(path):
+    for number, line in lines:
         try:
             row = _parse_row(line, default_id=f"line-{number}")
         except UserError as error:
-            raise UserError(f"{path}, line {number}: {error}") from error
+            raise UserError(f"{source}, line {number}: {error}") from error
         if row.id in lines_of_ids:
-            raise UserError(f"{path}, line {number}: id {row.id!r} is already used in line {lines_of_ids[row.id]}")
+            raise UserError(f"{source}, line {number}: id {row.id!r} is already used in line {lines_of_ids[row.id]}")
         lines_of_ids[row.id] = number
         rows.append(row)
     if not rows:
-        raise UserError(f"{path} is empty: it needs one JSON object with a prompt on each line")
+        raise UserError(f"{source} is empty: it needs one JSON object with a prompt on each line")
     return rows
 
 

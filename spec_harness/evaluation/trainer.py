@@ -4,7 +4,6 @@ import difflib
 import inspect
 from typing import Any
 
-from hydra.utils import instantiate
 from lightning import Callback, Trainer
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
@@ -39,6 +38,8 @@ def _built(name: str, given: Any) -> list[Any]:
     for node in nodes if isinstance(nodes, list) else [nodes]:
         if not isinstance(node, dict) or "_target_" not in node:
             raise UserError(f"trainer.{name}: each must have a _target_ such as my_module.MyClass, not {node}")
+        from hydra.utils import instantiate  # a run from Python needs no Hydra otherwise
+
         try:
             objects.append(instantiate(node))
         except Exception as error:

@@ -1,7 +1,9 @@
 """From the configuration to loaded models and tokenizers."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,8 +20,33 @@ from spec_harness.models.load import (
     load_pretrained,
     prepare,
 )
+from spec_harness.models.paged_check import attention_set_to
 
 ASSETS = Path(__file__).parents[1] / "assets"
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """A model in memory (kind ``memory``), taken as it is and where it is. Without a tokenizer a draft is taken to
+    speak the target's tokens."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def name(self) -> str:
+        return self.model.name_or_path or f"{type(self.model).__name__} in memory"
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Afterwards its mode and its attention are what they were."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with attention_set_to(self.model, self.model.config._attn_implementation):
+                yield
+        finally:
+            self.model.train(training)
 
 
 def quiet_transformers() -> None:
@@ -52,6 +79,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     """The weights on ``device``, not yet checked."""
+    if config.kind == "memory":
+        raise UserError(f"{config.group}=memory: a model in memory is given to spec_harness.evaluate, in Python")
     if config.kind == "random":
         return build_random(config.config, where=config.group, device=device, dtype=config.dtype, seed=config.seed)
     path = str(ASSETS / config.group) if config.kind == "tiny" or config.path is None else config.path
@@ -71,17 +100,24 @@ def load_draft(
     target: LoadedModel,
     tokenizer: PreTrainedTokenizerBase,
     samples: Sequence[Sequence[int]],
+    given: GivenModel | None = None,
 ) -> LoadedModel:
-    """The draft model; with ``draft=self`` the target's very weights. Random weights speak the target's tokens.
+    """The draft model, ``given`` or to be loaded; with ``draft=self`` the target's very weights. Random weights speak
+    the target's tokens.
 
     Raises ``UserError`` if draft and target have different tokenizers.
     """
     if config.kind == "self":
         limit = target.max_model_len if config.max_model_len is None else config.max_model_len
         return prepare(target.model, where="draft", max_model_len=limit, samples=samples)
-    if config.kind != "random":
-        check_vocabularies(load_tokenizer(config), tokenizer)
-    model = load_model(config, target.model.device)
+    own = given.tokenizer if given else load_tokenizer(config) if config.kind not in ("random", "memory") else None
+    if own is not None:
+        check_vocabularies(own, tokenizer)
+    model = given.model if given else load_model(config, target.model.device)
+    if model.device != target.model.device:
+        raise UserError(
+            f"the draft is on {model.device}, the target on {target.model.device}; both must be on one device"
+        )
     return prepare(model, where="draft", max_model_len=config.max_model_len, samples=samples)
 
 

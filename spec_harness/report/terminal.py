@@ -26,7 +26,9 @@ _UNBOUNDED = 10_000  # columns, wider than any table
 _STYLES = {"": "", "good": "bold green", "caution": "bold yellow", "alarm": "bold red"}
 
 
-def print_summary(results: RunResults, directory: Path, *, console: Console | None = None, brief: bool = False) -> None:
+def print_summary(
+    results: RunResults, directory: Path | None, *, console: Console | None = None, brief: bool = False
+) -> None:
     """Print the summary; its last line is where the files are, never wrapped so that it can be copied. ``brief``: for
     one job of many, the headline only."""
     console = plain_console() if console is None else console
@@ -36,7 +38,8 @@ def print_summary(results: RunResults, directory: Path, *, console: Console | No
         print_notes(console, results.notes)
     if not brief and console.width < WIDTH:
         console.print(Text("What the figures mean: in report.md, or here at 100 columns.", style="dim"))
-    console.print(Text.assemble(("Files: ", "bold"), str(directory)), soft_wrap=True)
+    if directory is not None:
+        console.print(Text.assemble(("Files: ", "bold"), str(directory)), soft_wrap=True)
 
 
 def print_sweep(directory: Path) -> None:

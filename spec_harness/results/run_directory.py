@@ -27,11 +27,11 @@ def check_writable(directory: Path, *, key: str) -> None:
         raise UserError(f"{key}: {directory} cannot be written: {existing}: {error.strerror}") from error
 
 
-def check_unused(run_dir: Path) -> None:
+def check_unused(run_dir: Path, *, key: str = "hydra.run.dir") -> None:
     """Raises UserError if the directory holds a run already: files of two runs side by side would be read as one."""
     for name in (STATUS_FILE, RESULTS_FILE, ROUND_LOG):
         if (run_dir / name).exists():
-            raise UserError(f"hydra.run.dir: {run_dir} holds a run already ({name}); choose another directory")
+            raise UserError(f"{key}: {run_dir} holds a run already ({name}); choose another directory")
 
 
 def announce(run_dir: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import spec_harness.evaluation.checks
 import spec_harness.run
 from spec_harness.build import Evaluation
-from spec_harness.config import EvalConfig
 from spec_harness.results.schema import Check, read_results
 from spec_harness.trust.kv_gate import run_gate
 from tests.faults import Fault, rewound_too_many, skipped_write, wrong_positions
@@ -22,10 +21,10 @@ SMALL = ("data.limit=4", "sampling.max_new_tokens=8", "max_num_seqs=2", "baselin
 
 
 def plant_after_build(monkeypatch: pytest.MonkeyPatch, fault: Fault, role: str) -> None:
-    build: Callable[[EvalConfig], Evaluation] = spec_harness.run.build
+    build: Callable[..., Evaluation] = spec_harness.run.build
 
-    def planted_build(config: EvalConfig) -> Evaluation:
-        evaluation = build(config)
+    def planted_build(*args: Any) -> Evaluation:
+        evaluation = build(*args)
         loaded = getattr(evaluation, role)
         fault(monkeypatch, loaded)
         return evaluation

@@ -18,7 +18,6 @@ import torch
 import spec_harness.run
 from spec_harness.build import Evaluation
 from spec_harness.cli.report import main
-from spec_harness.config import EvalConfig
 from spec_harness.engine.verifiers.rejection import RejectionSampler, Verification
 from spec_harness.metrics.counts import ProposalCounts
 from spec_harness.report.load import load_run
@@ -91,10 +90,10 @@ def test_a_count_that_was_tampered_with_fails_the_run(monkeypatch: pytest.Monkey
 
 
 def test_a_request_that_is_run_twice_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    build: Callable[[EvalConfig], Evaluation] = spec_harness.run.build
+    build: Callable[..., Evaluation] = spec_harness.run.build
 
-    def with_a_double(config: EvalConfig) -> Evaluation:
-        evaluation = build(config)
+    def with_a_double(*args: Any) -> Evaluation:
+        evaluation = build(*args)
         evaluation.data.requests[-1] = evaluation.data.requests[0]
         return evaluation
 
@@ -109,10 +108,10 @@ def test_weights_that_become_nan_end_the_run(
     role: Literal["target", "draft"], sampling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are planted after the checks at load, in the last layer, once requests have finished."""
-    build: Callable[[EvalConfig], Evaluation] = spec_harness.run.build
+    build: Callable[..., Evaluation] = spec_harness.run.build
 
-    def planted(config: EvalConfig) -> Evaluation:
-        evaluation = build(config)
+    def planted(*args: Any) -> Evaluation:
+        evaluation = build(*args)
         loaded = getattr(evaluation, role)
 
         def spoil(*_: Any) -> None:
@@ -220,7 +219,7 @@ def test_an_interrupted_run_says_so() -> None:
 def test_the_status_says_running_from_the_first_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
 
-    def build(config: EvalConfig) -> Evaluation:
+    def build(*args: Any) -> Evaluation:
         seen.append(json.loads(Path("run/status.json").read_text()))
         raise RuntimeError("enough")
 

@@ -28,15 +28,6 @@ def status(folder: Path) -> tuple[str, str | None]:
     return content["state"], content["error"]
 
 
-def evaluate_by(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
-    def evaluate(*_: Any) -> Any:
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(spec_harness.run, "_evaluate", evaluate)
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -49,7 +40,10 @@ def evaluate_by(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
 def test_what_ends_a_run_is_recorded_and_raised(
     error: BaseException, message: str, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate_by(monkeypatch, error)
+    def build(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(spec_harness.run, "build", build)
     with pytest.raises(type(error)):
         run(EvalConfig(), run_dir=tmp_path, sweep=None)
     assert status(tmp_path) == ("failed", message)
@@ -61,7 +55,7 @@ def test_a_mistake_in_the_evaluation_s_building_finishes_no_logger(
 ) -> None:
     """There is none yet; and nothing but the status was written."""
 
-    def build(config: EvalConfig) -> None:
+    def build(*_: Any) -> None:
         raise UserError("no")
 
     monkeypatch.setattr(spec_harness.run, "build", build)
