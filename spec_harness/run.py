@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from lightning import Callback, Trainer, seed_everything
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from spec_harness.build import build
