@@ -90,7 +90,7 @@ def test_the_same_model_twice_is_its_own_draft(pair: tuple[PreTrainedModel, PreT
         ({"logger": {"kinds": ["csv"]}}, "give an output_dir"),
         (
             {"trainer": {"limit_batches": 2}, "prompts": ["a"]},
-            "trainer.limit_batches does not exist; did you mean trainer.limit_test_batches?",
+            "trainer.limit_batches does not exist; did you mean trainer.limit_",
         ),
         ({"trainer": {"limit_test_batches": -1}, "prompts": ["a"]}, "trainer: You have passed invalid value -1"),
         ({"trainer": {"limit_test_batches": 0}, "prompts": ["a"]}, "leaves nothing to run"),
