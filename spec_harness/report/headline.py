@@ -20,8 +20,8 @@ def headline(results: RunResults) -> list[Line]:
 def _answers(results: RunResults) -> Iterator[Line]:
     yield from _state(results)
     yield from distrust(results)
-    faulty = results.integrity.baseline_equality is not None and results.integrity.baseline_equality.fault
-    if faulty:
+    equality = results.integrity.baseline_equality
+    if equality is not None and equality.fault:
         return
     if results.proposal.num_drafts == 0:
         yield Line("Nothing was proposed: plain decoding by the target alone, no rates.", "caution")

@@ -34,40 +34,23 @@ def write_html(directory: str | Path) -> Path:
     content = _of_run(load_run(folder)) if is_run(folder) else _of_sweep(load_sweep(folder))
     pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     pages.trim_blocks = pages.lstrip_blocks = True
-    pages.globals["holds_figures"] = holds_figures
+    pages.globals |= {"holds_figures": holds_figures, "run_tables": run_tables, "origin": origin}
+    pages.globals["legend"] = Markup(legend_html())
     pages.tests |= {"bar": lambda cell: isinstance(cell, Bar), "line": lambda cell: isinstance(cell, Line)}
     replace_text(folder / "report.html", pages.get_template(TEMPLATE).render(content))
     return folder / "report.html"
 
 
 def _of_run(run: Run) -> dict[str, Any]:
-    return {
-        "kind": "one run",
-        "headline": headline(run.results),
-        "figures": _inline(run_figures(run)),
-        "tables": run_tables(run.results),
-        "outputs": _outputs(run),
-        "legend": Markup(legend_html()),
-        "run": run.results,
-        "origin": origin(run.results),
-        "verdict": None,
-    }
+    shown = {"headline": headline(run.results), "figures": _inline(run_figures(run)), "outputs": _outputs(run)}
+    return {"kind": "one run", "tables": run_tables(run.results), "run": run, "verdict": None} | shown
 
 
 def _of_sweep(sweep: Sweep) -> dict[str, Any]:
-    answer = verdict(sweep)
-    best = None if answer is None else answer.run.results
-    return {
-        "kind": "a sweep",
-        "headline": sweep_headline(sweep, name=sweep.directory.absolute().name),
-        "figures": _inline(sweep_figures(sweep)),
-        "tables": sweep_tables(sweep),
-        "outputs": [],
-        "run": best,
-        "best_tables": [] if best is None else run_tables(best),
-        "origin": "" if best is None else origin(best),
-        "verdict": answer,
-    }
+    answer, lines = verdict(sweep), sweep_headline(sweep, name=sweep.directory.absolute().name)
+    shown = {"headline": lines, "figures": _inline(sweep_figures(sweep)), "outputs": []}
+    best = None if answer is None else answer.run
+    return {"kind": "a sweep", "tables": sweep_tables(sweep), "run": best, "verdict": answer} | shown
 
 
 def _inline(figures: Mapping[str, Figure]) -> list[tuple[str, Markup]]:
