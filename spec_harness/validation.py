@@ -76,10 +76,11 @@ def takes_text(model: type[BaseModel], key: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value as it is written on the command line."""
+    """A value as it is written on the command line, or the beginning of it."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return str(value) if str(value).strip() else "empty"
+    text = str(value)
+    return (f"{text[:60]} ..." if len(text) > 64 else text) if text.strip() else "empty"
 
 
 def _keys(annotation: Any) -> list[str]:

@@ -11,8 +11,6 @@ from spec_harness.data.prompts import PromptRow
 from spec_harness.errors import UserError
 from spec_harness.requests import Request, RequestRecord, SamplingParams
 
-Message = dict[str, str]
-
 
 def request_seed(run_seed: int, request_id: str, turn: int) -> int:
     """A 63-bit seed that depends on the request alone, not on its place in the data set."""
@@ -69,7 +67,7 @@ class PromptEncoder:
         assert all(isinstance(text, str) for text in texts)
         return str(texts[1][len(texts[0]) :])
 
-    def _request(self, row: PromptRow, turn: int, prompt: str | list[Message]) -> Request:
+    def _request(self, row: PromptRow, turn: int, prompt: str | list[dict[str, str]]) -> Request:
         if isinstance(prompt, str):
             text, token_ids = prompt, self.tokenizer(prompt)["input_ids"]
         else:
@@ -98,10 +96,12 @@ class PromptEncoder:
             ),
         )
 
-    def _conversation(self, row: PromptRow, history: Sequence[RequestRecord]) -> str | list[Message]:
+    def _conversation(self, row: PromptRow, history: Sequence[RequestRecord]) -> str | list[dict[str, str]]:
         if row.prompt is not None:
             return row.prompt
-        messages: list[Message] = list(row.messages or ())
+        messages: list[dict[str, str]] = [
+            {"role": message["role"], "content": message["content"]} for message in row.messages or ()
+        ]
         for turn, said in enumerate((row.turns or ())[: len(history) + 1]):
             messages.append({"role": "user", "content": said})
             if turn < len(history):

@@ -1,4 +1,4 @@
-"""Prompts from a JSONL file: read, checked and filtered with the standard library alone.
+"""Prompts from a JSONL file: read, checked and filtered.
 
 The command reads the file before it loads any model, so that a mistake in it costs no time. Nothing here knows models
 or tokenizers: whether a prompt is too long is for them to say.
@@ -8,42 +8,93 @@ import json
 import os
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing_extensions import TypedDict
+
 from spec_harness.errors import UserError
+from spec_harness.validation import shown, validated
 
 BUILTIN_PROMPTS = Path(__file__).parents[1] / "assets" / "prompts.jsonl"
 NO_CATEGORY = "uncategorized"
 _FORMS = ("prompt", "messages", "turns")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptRow:
+class Message(TypedDict):
+    """One message of a conversation. Further keys are ignored."""
+
+    role: str
+    content: str
+
+
+class PromptRow(BaseModel):
     """One request as the file states it. Exactly one of ``prompt``, ``messages`` and ``turns`` is set."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     id: str  # unique in its file; by default made of the line number
     category: str = NO_CATEGORY
     prompt: str | None = None
-    messages: tuple[dict[str, str], ...] | None = None  # one conversation, each message with `role` and `content`
-    turns: tuple[str, ...] | None = None  # what the user says, turn by turn
-    max_new_tokens: int | None = None  # tokens; null: as the run
-    max_proposal_len: int | None = None  # tokens; a cap below the run's
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, strict=False)  # one conversation
+    turns: tuple[str, ...] | None = Field(default=None, min_length=1, strict=False)  # what the user says, turn by turn
+    max_new_tokens: int | None = Field(default=None, ge=1)  # tokens; null: as the run
+    max_proposal_len: int | None = Field(default=None, ge=0)  # tokens; a cap below the run's
+
+    @field_validator("id", mode="before")
+    @classmethod
+    def _number_as_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("category", mode="before")
+    @classmethod
+    def _none_as_uncategorized(cls, value: object) -> object:
+        return NO_CATEGORY if value in (None, "") else value
+
+    @model_validator(mode="after")
+    def _texts_can_be_used(self) -> "PromptRow":
+        for name in ("id", "category"):
+            text = getattr(self, name)
+            _check_characters(name, text)
+            if any(unicodedata.category(character) == "Cc" for character in text):  # names stand in tables and titles
+                raise UserError(f"{name} {text!r} holds a control character")
+        if self.prompt is not None:
+            _check_text("prompt", self.prompt)
+        for index, turn in enumerate(self.turns or ()):
+            _check_text(f"turns[{index}]", turn)
+        for index, message in enumerate(self.messages or ()):
+            _check_characters(f"messages[{index}].role", message["role"])
+            _check_characters(f"messages[{index}].content", message["content"])
+        if self.messages:
+            _check_text(f"messages[{len(self.messages) - 1}].content", self.messages[-1]["content"])
+        return self
 
 
 def rows_sha256(rows: Sequence[PromptRow]) -> str:
     """Of everything that the rows ask for: two runs with the same one had the same prompts, later turns and limits."""
-    return sha256(json.dumps([asdict(row) for row in rows], sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps([row.model_dump() for row in rows], sort_keys=True).encode()).hexdigest()
 
 
 def read_jsonl(path: Path) -> list[PromptRow]:
-    """All rows of the file, in its order; blank lines and unknown keys are ignored.
+    """All rows of the file, in its order; blank lines and unknown keys are ignored. An unchanged file is read once: the
+    command checks it before it loads any model, at each point of a sweep, and then runs it.
 
     Raises UserError, naming the file and the line, for anything that cannot be evaluated as it stands.
     """
-    return _rows(_read_lines(path), str(path))
+    try:
+        found = path.stat()
+    except OSError:
+        return list(_read(path, None))  # says why
+    return list(_read(path, (found.st_ino, found.st_size, found.st_mtime_ns)))
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, version: tuple[int, int, int] | None) -> tuple[PromptRow, ...]:
+    """``version`` tells one state of the file from another."""
+    return tuple(_rows(_read_lines(path), str(path)))
 
 
 def rows_of(prompts: Sequence[str | Mapping[str, Any]]) -> list[PromptRow]:
@@ -103,108 +154,21 @@ def _parse_row(line: str, *, default_id: str) -> PromptRow:
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets nested without end
         raise UserError(f"not valid JSON: {str(error).split(';')[0]}") from error
     if not isinstance(row, dict):
-        raise UserError(f'must be a JSON object such as {{"prompt": "..."}}, not {_kind(row)}')
+        raise UserError(f'must be a JSON object such as {{"prompt": "..."}}, not {shown(row)}')
     given = [form for form in _FORMS if row.get(form) is not None]
     if len(given) != 1:
         found = f"it has {' and '.join(given)}" if given else "it has none of them"
         raise UserError(f"must have exactly one of prompt, messages and turns; {found}")
-    return PromptRow(
-        id=_row_id(row, default_id),
-        category=_label("category", _text(row, "category") or NO_CATEGORY),
-        prompt=_prompt(row),
-        messages=_messages(row),
-        turns=_turns(row),
-        max_new_tokens=_count(row, "max_new_tokens", minimum=1),
-        max_proposal_len=_count(row, "max_proposal_len", minimum=0),
-    )
+    name = row.get("id", row.get("question_id"))  # as Spec-Bench calls it
+    return validated(PromptRow, {**row, "id": default_id if name is None else name})
 
 
-def _row_id(row: dict[str, Any], default: str) -> str:
-    """Spec-Bench calls it ``question_id``, and numbers are as good as texts."""
-    value = row.get("id", row.get("question_id"))
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise UserError(f"id must be a text or a whole number, not {_kind(value)}")
-    return _label("id", str(value))
-
-
-def _prompt(row: dict[str, Any]) -> str | None:
-    prompt = _text(row, "prompt")
-    if prompt is not None:
-        _check_not_empty("prompt", prompt)
-    return prompt
-
-
-def _turns(row: dict[str, Any]) -> tuple[str, ...] | None:
-    turns = row.get("turns")
-    if turns is None:
-        return None
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise UserError("turns must be a list of at least one text")
-    for index, turn in enumerate(turns):
-        _check_not_empty(f"turns[{index}]", turn)
-    return tuple(turns)
-
-
-def _messages(row: dict[str, Any]) -> tuple[dict[str, str], ...] | None:
-    messages = row.get("messages")
-    if messages is None:
-        return None
-    if not isinstance(messages, list) or not messages:
-        raise UserError("messages must be a list of at least one message")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise UserError(f"messages[{index}] must be an object with the texts role and content")
-        for key in ("role", "content"):
-            _check_characters(f"messages[{index}].{key}", message[key])
-    _check_not_empty(f"messages[{len(messages) - 1}].content", messages[-1]["content"])
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
-
-
-def _text(row: dict[str, Any], key: str) -> str | None:
-    value = row.get(key)
-    if value is not None and not isinstance(value, str):
-        raise UserError(f"{key} must be a text, not {_kind(value)}")
-    return value
-
-
-def _count(row: dict[str, Any], key: str, *, minimum: int) -> int | None:
-    value = row.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f"{key} must be a whole number, not {_kind(value)}")
-    if value < minimum:
-        raise UserError(f"{key} must be at least {minimum}, not {value}")
-    return value
-
-
-def _check_not_empty(key: str, text: str) -> None:
+def _check_text(key: str, text: str) -> None:
     if not text.strip():
         raise UserError(f"{key} is empty")
     _check_characters(key, text)
 
 
-def _label(key: str, text: str) -> str:
-    """Names stand in tables and titles, where a control character would do as it likes."""
-    _check_characters(key, text)
-    if any(unicodedata.category(character) == "Cc" for character in text):
-        raise UserError(f"{key} {text!r} holds a control character")
-    return text
-
-
 def _check_characters(key: str, text: str) -> None:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(f"{key} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
-
-
-def _kind(value: Any) -> str:
-    """JSON's name of a value's type."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, int | float):
-        return f"the number {value}"
-    if isinstance(value, str):
-        return "a text"
-    return "a list" if isinstance(value, list) else "an object"

@@ -49,6 +49,17 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         read_jsonl(path)
 
 
+def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command read it at each point of a sweep, and again for the run."""
+    path = write(tmp_path / "p.jsonl", {"prompt": "a"})
+    first = read_jsonl(path)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("read again"))
+    assert read_jsonl(path) == first
+    monkeypatch.undo()
+    write(path, {"prompt": "ab"})
+    assert [row.prompt for row in read_jsonl(path)] == ["ab"]
+
+
 def test_selection() -> None:
     rows = [PromptRow(id=str(index), category="even" if index % 2 == 0 else "odd", prompt="x") for index in range(6)]
     assert [row.id for row in select_rows(rows, limit=2, category="odd")] == ["1", "3"]
