@@ -21,7 +21,7 @@ from spec_harness import run as run_module
 from spec_harness.cli.application import CONFIG_NAME, VERSION_BASE, conf_dir, register_schema
 from spec_harness.cli.compose import to_config
 from spec_harness.config import EvalConfig
-from spec_harness.evaluation.tracking import RunningFigures
+from spec_harness.evaluation.tracking import RunningFigures, WandbResults
 
 LIMIT = 0.02  # of the run's time
 
@@ -48,11 +48,13 @@ def composed(*overrides: str) -> EvalConfig:
 def measure(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str, float], float, int]:
     """Seconds in each kind of call, seconds of the run, and W&B records."""
     spent: dict[str, float] = defaultdict(float)
-    names = ("write_token_texts", "log_results", "finish", "make_loggers")
-    for name in names:
-        setattr(run_module, name, timed(spent, name, getattr(run_module, name)))
-    call = timed(spent, "running figures", RunningFigures.__call__)
-    RunningFigures.__call__ = call  # type: ignore[method-assign]  # instances are called by way of their class
+    for owner, name in (
+        (run_module, "finish"),
+        (run_module, "make_loggers"),
+        (RunningFigures, "on_engine_step"),
+        (WandbResults, "on_test_end"),
+    ):
+        setattr(owner, name, timed(spent, name, getattr(owner, name)))
     config = composed(
         f"data.limit={arguments.prompts}", f"max_num_seqs={arguments.batch}", "trainer.enable_progress_bar=false"
     )
