@@ -1,16 +1,16 @@
-"""From the configuration to loaded models and tokenizers."""
+"""From a description of a model to the model and its tokenizer."""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from spec_harness.config import DraftConfig, ModelConfig
 from spec_harness.errors import UserError
 from spec_harness.models.load import (
     WRONG_INPUT,
@@ -21,8 +21,44 @@ from spec_harness.models.load import (
     prepare,
 )
 from spec_harness.models.paged_check import attention_set_to
+from spec_harness.models.vocabulary import check_vocabularies
 
 ASSETS = Path(__file__).parents[1] / "assets"
+
+
+@runtime_checkable
+class ModelSource(Protocol):
+    """Where a model comes from, as plain values: the keys of the groups `draft` and `target`."""
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def path(self) -> str | None: ...
+
+    @property
+    def revision(self) -> str | None: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int | None: ...
+
+    @property
+    def trust_remote_code(self) -> bool: ...
+
+    @property
+    def allow_pickle(self) -> bool: ...
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -55,14 +91,14 @@ def quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def model_name(config: ModelConfig) -> str:
+def model_name(config: ModelSource) -> str:
     """What to call a model in a report."""
     if config.kind == "random":
         return f"random {config.config['model_type']}"
     return config.path if config.path is not None else config.kind
 
 
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: ModelSource) -> PreTrainedTokenizerBase:
     """A model's own tokenizer; one with random weights speaks the packaged pair's."""
     path = str(ASSETS / "target") if config.kind != "hf" or config.path is None else config.path
     try:
@@ -77,7 +113,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
+def load_model(config: ModelSource, device: torch.device) -> PreTrainedModel:
     """The weights on ``device``, not yet checked."""
     if config.kind == "memory":
         raise UserError(f"{config.group}=memory: a model in memory is given to spec_harness.evaluate, in Python")
@@ -96,7 +132,7 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
 
 
 def load_draft(
-    config: DraftConfig,
+    config: ModelSource,
     target: LoadedModel,
     tokenizer: PreTrainedTokenizerBase,
     samples: Sequence[Sequence[int]],
@@ -119,18 +155,3 @@ def load_draft(
             f"the draft is on {model.device}, the target on {target.model.device}; both must be on one device"
         )
     return prepare(model, where="draft", max_model_len=config.max_model_len, samples=samples)
-
-
-def check_vocabularies(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
-    """An id must mean the same text to both, as far as both have it: draft tokens go to the target by their ids.
-
-    Equal sizes prove nothing, so the tokens themselves are compared.
-    """
-    ours = {index: token for token, index in draft.get_vocab().items()}
-    theirs = {index: token for token, index in target.get_vocab().items()}
-    for index in sorted(ours.keys() & theirs.keys()):
-        if ours[index] != theirs[index]:
-            raise UserError(
-                f"draft and target have different tokenizers: token {index} is {ours[index]!r} to the draft and "
-                f"{theirs[index]!r} to the target; use a draft with the target's vocabulary"
-            )

@@ -12,13 +12,13 @@ from spec_harness.config import DraftConfig, TargetConfig
 from spec_harness.errors import UserError
 from spec_harness.models.configured import (
     ASSETS,
-    check_vocabularies,
     load_draft,
     load_model,
     load_tokenizer,
     model_name,
 )
 from spec_harness.models.load import LoadedModel
+from spec_harness.models.vocabulary import check_vocabularies
 from tests.helpers import CPU, SMALL
 
 RANDOM = {**SMALL, "model_type": "llama"}
@@ -28,20 +28,6 @@ def tokenizer(tokens: Sequence[str]) -> PreTrainedTokenizerBase:
     """One whose token i is ``tokens[i]``."""
     vocab = {token: index for index, token in enumerate(tokens)}
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocab, unk_token=tokens[0])))
-
-
-def test_equal_vocabularies_pass() -> None:
-    check_vocabularies(tokenizer("abc"), tokenizer("abc"))
-
-
-def test_the_first_token_that_differs_is_named() -> None:
-    with pytest.raises(UserError, match="token 1 is 'x' to the draft and 'b' to the target"):
-        check_vocabularies(tokenizer("axyd"), tokenizer("abcd"))
-
-
-@pytest.mark.parametrize(("draft", "target"), [("ab", "abcd"), ("abcd", "ab")])
-def test_only_ids_that_both_have_are_compared(draft: str, target: str) -> None:
-    check_vocabularies(tokenizer(draft), tokenizer(target))
 
 
 @pytest.mark.parametrize(
