@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spec_harness.engine import Engine, EngineReport, EngineStats
+from spec_harness.metrics.estimates import ratio
 from spec_harness.requests import Request, RequestRecord
 
 
@@ -59,7 +60,7 @@ class EngineRun:
     @property
     def acceptance_rate(self) -> float | None:
         """So far, of finished and running sequences: for display; the results' counts come from the records."""
-        return self.stats.num_accepted_tokens / self.stats.num_draft_tokens if self.stats.num_draft_tokens else None
+        return ratio("acceptance_rate", self.stats)
 
     @property
     def num_output_tokens(self) -> int:

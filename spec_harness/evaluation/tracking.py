@@ -16,6 +16,7 @@ from spec_harness.evaluation.callbacks import EvalCallback
 from spec_harness.evaluation.engine_run import EngineRun
 from spec_harness.evaluation.module import SpecDecodeEvalModule
 from spec_harness.evaluation.tracking_tables import POSITION, media, position_lines
+from spec_harness.metrics.estimates import ratio
 from spec_harness.results.figures import plain_numbers
 from spec_harness.results.run_files import token_texts
 
@@ -130,14 +131,13 @@ class RunningFigures(EvalCallback):
         now = replace(run.stats)
         before = self._before if run.name == self._run else EngineStats()
         self._run, self._before = run.name, now
-        steps, rows = now.num_steps - before.num_steps, now.rows_run - before.rows_run
-        drafted = now.num_draft_tokens - before.num_draft_tokens
+        since = EngineStats(**{key: value - getattr(before, key) for key, value in vars(now).items()})
         return {
-            "step/sequences": _ratio(rows, steps),
-            "step/acceptance_rate": _ratio(now.num_accepted_tokens - before.num_accepted_tokens, drafted),
-            "step/proposal_len": _ratio(drafted, rows) if now.num_draft_tokens else None,
-            "step/tokens_per_target_pass": _ratio(now.num_emitted_tokens - before.num_emitted_tokens, rows),
-            "step/kv_utilization": _ratio(now.tokens_held - before.tokens_held, now.slots_held - before.slots_held),
+            "step/sequences": _ratio(since.rows_run, since.num_steps),
+            "step/acceptance_rate": ratio("acceptance_rate", since),
+            "step/proposal_len": _ratio(since.num_draft_tokens, since.rows_run) if now.num_draft_tokens else None,
+            "step/tokens_per_target_pass": _ratio(since.num_emitted_tokens, since.rows_run),
+            "step/kv_utilization": _ratio(since.tokens_held, since.slots_held),
         }
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import wandb
 
+from spec_harness.metrics.estimates import ratio_of_rounds
 from spec_harness.report.token_view import legend_html, token_kinds, tokens_html
 from spec_harness.requests import RequestRecord
-from spec_harness.results.run_files import request_row
+from spec_harness.results.columns import request_row
 from spec_harness.results.schema import RunResults
 
 POSITION = "position/draft_token"  # the axis of the per-position lines: 1 is the first draft token of a proposal
@@ -95,8 +96,7 @@ def integer_histogram(counts: Sequence[int]) -> wandb.Histogram:
 
 
 def _acceptance(record: RequestRecord) -> float | None:
-    proposed = sum(round_.proposal_len for round_ in record.rounds)
-    return sum(round_.num_accepted for round_ in record.rounds) / proposed if proposed else None
+    return ratio_of_rounds("acceptance_rate", record.rounds)
 
 
 def _table(records: Sequence[RequestRecord]) -> wandb.Table:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from spec_harness.metrics.counts import ProposalCounts, counts_by_request
 from spec_harness.metrics.estimates import proposal_results
+from spec_harness.metrics.statistics import Breakdowns, ProposalResults
 from spec_harness.requests import RequestRecord, RoundRecord
-from spec_harness.results.schema import Breakdowns, ProposalResults
 
 
 def breakdowns(requests: Sequence[RequestRecord], *, max_proposal_len: int) -> Breakdowns:
@@ -54,9 +54,7 @@ def by_round(
 
 
 def _section(requests: Sequence[RequestRecord], max_proposal_len: int, *, prefills: bool) -> ProposalResults:
-    own = list(counts_by_request(requests, max_proposal_len=max_proposal_len).values())
-    if not prefills:
-        own = [replace(counts, num_prefill_tokens=0) for counts in own]
+    own = counts_by_request(requests, max_proposal_len=max_proposal_len, prefills=prefills).values()
     return proposal_results(sum(own, ProposalCounts(max_proposal_len=max_proposal_len)), own)
 
 

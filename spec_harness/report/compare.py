@@ -10,13 +10,14 @@ import numpy as np
 from spec_harness.errors import UserError
 from spec_harness.metrics.bootstrap import Bootstrap, Floats, Interval
 from spec_harness.metrics.counts import ProposalCounts
-from spec_harness.metrics.statistics import RATIOS
+from spec_harness.metrics.declaration import Ratio, RequestMean
+from spec_harness.metrics.statistics import SINGLE
 from spec_harness.report.comparable import SILENT, flatten, has_prefix, machine, speed, workload_key
 from spec_harness.report.load import Run
 from spec_harness.report.pooled_baseline import FLOOR, pooled_baseline
 from spec_harness.results.schema import RunResults
 
-RATES = ("coverage", "acceptance_rate", "mean_acceptance_length", "tokens_per_target_pass")
+RATES = {name: one for name, one in SINGLE.items() if one.compare}
 SPEED = "tokens_per_second"
 EQUAL = "equal"  # in every resample
 
@@ -60,9 +61,9 @@ def compare(a: Run, b: Run) -> list[Difference]:
     ours, theirs = per_request(a), per_request(b)
     draws = Bootstrap(len(ours))
     found = []
-    for name in RATES:
+    for name, rate in RATES.items():
         before, after = (getattr(run.results.proposal, name).value for run in (a, b))
-        (old, n), (new, m) = (_resampled(draws, name, [own[i].counts for i in ours]) for own in (ours, theirs))
+        (old, n), (new, m) = (_resampled(draws, rate, [own[i].counts for i in ours]) for own in (ours, theirs))
         change = None if before is None or after is None else after - before
         ci95 = None if change is None else draws.interval(new - old, informative=min(n, m))
         found.append(Difference(name=name, a=before, b=after, change=change, ci95=ci95))
@@ -102,29 +103,18 @@ class Sums:
 
 
 def per_request(run: Run) -> dict[str, Sums]:
-    """By request id. Only the sums that ``RATES`` need are filled in."""
-    rounds = run.rounds.assign(drafted=run.rounds.proposal_len > 0).groupby("request_id")
-    sums = rounds[["drafted", "proposal_len", "num_accepted", "num_emitted"]].sum()
-    sums["rounds"] = rounds.size()
-    requests = run.requests.groupby("request_id")[["output_tokens", "engine_s"]].sum()
-    found = {}
-    for row in requests.join(sums).fillna(0).sort_index().reset_index().to_dict("records"):
-        counts = ProposalCounts(
-            max_proposal_len=0,
-            num_rounds=int(row["rounds"]),
-            num_drafts=int(row["drafted"]),
-            num_draft_tokens=int(row["proposal_len"]),
-            num_accepted_tokens=int(row["num_accepted"]),
-            num_emitted_tokens=int(row["num_emitted"]),
-        )
-        found[str(row["request_id"])] = Sums(counts, int(row["output_tokens"]), float(row["engine_s"]))
-    return found
+    """By request id."""
+    counts = run.counts()
+    requests = run.requests.groupby("request_id")[["output_tokens", "engine_s"]].sum().sort_index().reset_index()
+    return {
+        str(row["request_id"]): Sums(counts[row["request_id"]], int(row["output_tokens"]), float(row["engine_s"]))
+        for row in requests.to_dict("records")
+    }
 
 
-def _resampled(draws: Bootstrap, name: str, counts: list[ProposalCounts]) -> tuple[Floats, int]:
+def _resampled(draws: Bootstrap, rate: Ratio | RequestMean, counts: list[ProposalCounts]) -> tuple[Floats, int]:
     """A figure's value in each resample, offset left out, and how many requests say something about it."""
-    above: list[Any] = [RATIOS[name].numerator(own) for own in counts]
-    below: list[Any] = [RATIOS[name].denominator(own) for own in counts]
+    above, below = zip(*map(rate.terms, counts), strict=True)
     return draws.ratios(above, below), int(np.count_nonzero(below))
 
 

@@ -10,8 +10,8 @@ from spec_harness.report.load import Run
 from spec_harness.report.pooled_baseline import pooled_baseline
 from spec_harness.report.table import Line, Table, Tone
 
-_NAMES = {name: name.replace("_", " ") for name in (*RATES, SPEED)}
-_SHARES = {"coverage", "acceptance_rate"}
+_NAMES = {name: rate.label for name, rate in RATES.items()} | {SPEED: "tokens per second"}
+_SHARES = {name for name, rate in RATES.items() if rate.unit == "share"}
 _SHOWN = 8  # changed settings
 
 

@@ -1,6 +1,7 @@
 """Reading the files of finished runs into frames. No torch, no Lightning: a notebook on a laptop is enough."""
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,13 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spec_harness.errors import UserError
+from spec_harness.metrics.counts import ProposalCounts
 from spec_harness.report.jobs import read_run
-from spec_harness.requests import RequestRecord
+from spec_harness.requests import RequestRecord, RoundRecord
+from spec_harness.results.columns import (
+    REQUESTS_REQUIRED,
+    ROUNDS_REQUIRED,
+    ROUNDS_SCHEMA,
+    requests_table,
+    rounds_table,
+)
 from spec_harness.results.round_log import ROUND_LOG, LoggedRuns
-from spec_harness.results.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA, requests_table, rounds_table
 from spec_harness.results.schema import RunResults, read_results
 
 _GENERATION = {"request_id", "turn", "sample", "prompt_token_ids", "token_ids"}  # keys that the readers need
@@ -32,14 +41,26 @@ class Run:
         """One row a sequence."""
         if self._killed is not None:
             return pd.DataFrame(requests_table(self._killed).to_pandas())
-        return _frame(self.directory / "requests.parquet", REQUESTS_SCHEMA.names)
+        return _frame(self.directory / "requests.parquet", REQUESTS_REQUIRED)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """One row a sequence and round."""
         if self._killed is not None:
             return pd.DataFrame(rounds_table(self._killed).to_pandas())
-        return _frame(self.directory / "rounds.parquet", ROUNDS_SCHEMA.names)
+        return _frame(self.directory / "rounds.parquet", ROUNDS_REQUIRED)
+
+    def counts(self) -> dict[str, ProposalCounts]:
+        """The sums behind the rates of each request id, its turns and samples together."""
+        k = len(self.results.proposal.accepted_length_histogram) - 1
+        known = self.rounds[[name for name in ROUNDS_SCHEMA.names if name in self.rounds]]
+        groups = defaultdict(list)
+        for row in pa.Table.from_pandas(known, preserve_index=False).to_pylist():
+            groups[row["request_id"]].append(RoundRecord(**row))
+        return {
+            one: ProposalCounts.from_rounds(groups[one], max_proposal_len=k, num_prefill_tokens=int(n))
+            for one, n in self.requests["request_id"].value_counts().items()
+        }
 
     @cached_property
     def _killed(self) -> list[RequestRecord] | None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from spec_harness.metrics.bootstrap import MIN_REQUESTS
+from spec_harness.metrics.estimates import ratio_of_rounds
 from spec_harness.report.comparable import drafts_for_itself, section
 from spec_harness.report.formats import percent, plural
 from spec_harness.report.round_cost import FAR_OFF, SCORING, in_words, prediction_error, round_cost, spoken
@@ -96,9 +97,7 @@ def _loops(records: Sequence[RequestRecord]) -> str | None:
 
 
 def _rate(records: Sequence[RequestRecord]) -> float | None:
-    rounds = [round_ for record in records for round_ in record.rounds]
-    proposed = sum(round_.proposal_len for round_ in rounds)
-    return sum(round_.num_accepted for round_ in rounds) / proposed if proposed else None
+    return ratio_of_rounds("acceptance_rate", [round_ for record in records for round_ in record.rounds])
 
 
 def _failed_speedup(results: RunResults) -> str | None:

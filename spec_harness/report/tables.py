@@ -4,6 +4,7 @@ They say nothing that results.json does not.
 """
 
 from spec_harness.metrics.bootstrap import MIN_REQUESTS
+from spec_harness.metrics.statistics import SINGLE
 from spec_harness.report.formats import UNKNOWN, factor, latency, number, percent, rate, short, together, tokens
 from spec_harness.report.table import MEANING, Bar, Line, Table
 from spec_harness.results.schema import (
@@ -33,23 +34,17 @@ def run_tables(results: RunResults) -> list[Table]:
 
 
 def _rates(p: ProposalResults) -> Table:
-    of_drafts, of_rounds = percent(p.coverage.value), percent(1.0)
-    rows = [
-        ("acceptance rate", *rate(p.acceptance_rate), of_drafts, "accepted / proposed draft tokens"),
-        ("mean acceptance length", *number(p.mean_acceptance_length), of_drafts, "accepted tokens a proposal, plus 1"),
-        ("tokens per target pass", *number(p.tokens_per_target_pass), of_rounds, "emitted tokens / rounds (plain: 1)"),
-        ("system efficiency", *rate(p.system_efficiency), of_rounds, "emitted / if all were accepted"),
-        ("aligned rate", *rate(p.aligned_rate), of_drafts, "each judged alone / proposed"),
-        ("expected acceptance", *rate(p.expected_acceptance_rate), of_drafts, "overlap of their probabilities"),
-    ]
-    if p.kl_target_draft.value is not None:
-        best = p.target_rank_in_draft[0] / sum(p.target_rank_in_draft)
-        rows += [
-            ("same best token", percent(best), "", of_drafts, "the target's is the draft's too"),
-            ("entropy of the draft", *number(p.draft_entropy, unit=" nats"), of_drafts, "how unsure, at temperature 1"),
-            ("entropy of the target", *number(p.target_entropy, unit=" nats"), of_drafts, "the same, of the target"),
-            ("divergence", *number(p.kl_target_draft, unit=" nats"), of_drafts, "KL(target, draft); 0: the same"),
-        ]
+    covered = {"drafts": percent(p.coverage.value), "rounds": percent(1.0)}
+    rows = []
+    for name, one in SINGLE.items():
+        estimate = getattr(p, name)
+        if one.table and estimate.value is not None:
+            unit = " nats" if one.unit == "nats" else ""
+            cells = rate(estimate) if one.unit == "share" else number(estimate, unit=unit)
+            rows.append((one.label, *cells, covered[one.speaks_of], one.meaning))
+    if sum(p.target_rank_in_draft):
+        best = percent(p.target_rank_in_draft[0] / sum(p.target_rank_in_draft))
+        rows.append(("same best token", best, "", covered["drafts"], "the target's is the draft's too"))
     hint = "coverage: share of the rounds that the figure is about (those with a proposal, or all)"
     return Table(title="Proposals", columns=("value", "95 % interval", "coverage", MEANING), rows=rows, hint=hint)
 

@@ -1,82 +1,28 @@
 """The schema of results.json: every key with its formula and unit, checked when written and when read.
 
-A value that was not or could not be measured is ``null``, never 0. Symbols as in ``metrics/counts.py``.
+A value that was not or could not be measured is ``null``, never 0. The proposal section is
+declared in ``metrics/statistics.py``, with the symbols used here.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, Field, JsonValue, ValidationError
 
 from spec_harness.errors import UserError
-from spec_harness.requests import SkipReason
+from spec_harness.metrics.declaration import Count, Section
+from spec_harness.metrics.declaration import Estimate as Estimate
+from spec_harness.metrics.statistics import Breakdowns as Breakdowns
+from spec_harness.metrics.statistics import ProposalResults as ProposalResults
 from spec_harness.results.upgrade import upgraded
 
 SCHEMA_VERSION: Literal[2] = 2
-Count = Annotated[int, Field(ge=0)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Estimate(_Section):
-    """A ratio of sums over requests, with its uncertainty."""
-
-    value: float | None = Field(description="point estimate; null if its denominator is zero or unknown")
-    ci95: tuple[float, float] | None = Field(
-        default=None, description="95 % interval [low, high]; null if fewer than 8 requests contribute"
-    )
-    n: Count = Field(description="requests that contribute, i.e. whose own denominator is not zero")
-
-
-class ProposalResults(_Section):
-    """Proposal statistics over all rounds. Counts are plain integers, rates are estimates in 0 … 1."""
-
-    num_requests: Count = Field(description="requests")
-    num_prefill_tokens: Count = Field(description="tokens emitted by prefills: one per sequence")
-    num_rounds: Count = Field(description="rounds of one sequence: propose, score, verify, commit")
-    num_drafts: Count = Field(description="rounds with l > 0")
-    num_draft_tokens: Count = Field(description="Σl, tokens")
-    num_accepted_tokens: Count = Field(description="Σa, tokens")
-    num_aligned_tokens: Count | None = Field(description="Σn, tokens; n counts accepts after a rejection too")
-    num_emitted_tokens: Count = Field(description="Σe, tokens; e = a + 1, or a after an accepted end of sequence")
-    num_output_tokens: Count = Field(description="num_prefill_tokens + Σe, tokens")
-    num_draft_tokens_past_end: Count = Field(description="tokens drafted after an accepted end of sequence; not in Σl")
-    rounds_ended_by_accepted_eos: Count = Field(description="rounds cut at an accepted end-of-sequence token")
-    skipped: dict[SkipReason, Count] = Field(description="rounds with l = 0, by reason")
-    accepted_length_histogram: list[Count] = Field(description="[j]: rounds with l > 0 and a = j, j = 0 … k")
-    coverage: Estimate = Field(description="num_drafts / num_rounds")
-    acceptance_rate: Estimate = Field(description="Σa / Σl")
-    mean_acceptance_length: Estimate = Field(description="1 + Σa / num_drafts, tokens (bonus included)")
-    tokens_per_target_pass: Estimate = Field(description="Σe / num_rounds, tokens")
-    acceptance_rate_per_position: list[Estimate] = Field(description="[i]: #(a > i) / #(l > i)")
-    acceptance_rate_per_position_unconditional: list[Estimate] = Field(description="[i]: #(a > i) / num_drafts")
-    conditional_acceptance_per_position: list[Estimate] = Field(description="[i]: #(a > i) / #(a >= i and l > i)")
-    aligned_rate: Estimate = Field(description="Σn / Σl")
-    system_efficiency: Estimate = Field(description="Σe / Σ(l + 1), over all rounds")
-    expected_acceptance_rate: Estimate = Field(
-        description="mean of Σ_v min(draft, target) over the accepted and the first rejected position of each proposal"
-    )
-    draft_entropy: Estimate = Field(
-        description="mean at those positions, raw softmax, nats; null without a draft model"
-    )
-    target_entropy: Estimate = Field(description="mean at those positions, raw softmax, nats")
-    kl_target_draft: Estimate = Field(
-        description="mean of Σ_v target · log(target / draft) at those positions, raw softmax, nats"
-    )
-    target_rank_in_draft: list[Count] = Field(
-        description="those positions by the draft's rank of the target's most probable token: 1, 2, 3-4, 5-8, 9-16, "
-        "17-32, 33 and more"
-    )
-    macro_mean_acceptance_length: Estimate = Field(description="mean over requests of mean_acceptance_length, tokens")
-    token_weighted_mean_acceptance_length: Estimate = Field(description="the same, weighted by output tokens")
-
-
-class Latency(_Section):
+class Latency(Section):
     """A time per request, over all requests."""
 
     mean: float = Field(description="seconds")
@@ -84,7 +30,7 @@ class Latency(_Section):
     p95: float = Field(description="seconds, 95th percentile")
 
 
-class TimeShare(_Section):
+class TimeShare(Section):
     """Share of the speculative run's wall time, from a separate synchronized pass or from events; they sum to 1."""
 
     prefill: float = Field(description="target passes over prompts")
@@ -95,7 +41,7 @@ class TimeShare(_Section):
     scheduler: float = Field(description="admission, blocks, and all other host time")
 
 
-class StepTimeResults(_Section):
+class StepTimeResults(Section):
     """The micro-profile: medians in seconds at the run's mean batch, warm and synchronized, apart from the run."""
 
     batch: Count = Field(description="sequences in each step")
@@ -107,7 +53,7 @@ class StepTimeResults(_Section):
     host_s: float = Field(description="the rest of a speculative step: verify, commit, scheduler, catch-up")
 
 
-class TimingResults(_Section):
+class TimingResults(Section):
     """Wall time, same prompts and same token counter on both sides, measured without stage synchronization."""
 
     speculative_tokens_per_second: Estimate = Field(description="num_output_tokens / wall time of the speculative run")
@@ -125,7 +71,7 @@ class TimingResults(_Section):
     time_per_output_token: Latency | None = Field(default=None, description="per request, first token left out")
 
 
-class KVResults(_Section):
+class KVResults(Section):
     """The paged KV cache of the speculative run. Blocks are usable ones; one count serves both models."""
 
     block_size: Count = Field(description="tokens per block")
@@ -142,14 +88,14 @@ class KVResults(_Section):
     swaps: Count | None = Field(default=None, description="preemptions that moved blocks to host memory")
 
 
-class Check(_Section):
+class Check(Section):
     name: str = Field(description="what was checked")
     figure: float | None = Field(description="what was measured, in the check's own unit")
     tolerance: float | None = Field(description="largest figure that passes")
     verdict: Literal["pass", "fail", "skipped"] = Field(description="fail fails the run")
 
 
-class BaselineEquality(_Section):
+class BaselineEquality(Section):
     """Requests by how their output compares with the target's own greedy output; a fault fails the run."""
 
     equal: Count = Field(description="token for token")
@@ -157,13 +103,13 @@ class BaselineEquality(_Section):
     fault: Count = Field(description="first difference outside it")
 
 
-class IntegrityResults(_Section):
+class IntegrityResults(Section):
     level: Literal["full", "quick", "off"] = Field(description="as configured")
     checks: list[Check] = Field(default_factory=list, description="in the order in which they ran")
     baseline_equality: BaselineEquality | None = Field(default=None, description="null if nothing was compared")
 
 
-class ModelIdentity(_Section):
+class ModelIdentity(Section):
     name: str = Field(description="hub id or folder, as configured")
     revision: str | None = Field(default=None, description="of the hub, if one was named")
     dtype: str = Field(description="of the weights while running, e.g. float32")
@@ -171,12 +117,12 @@ class ModelIdentity(_Section):
     weights_sha256: str | None = Field(default=None, description="over the weight files; null if not hashed")
 
 
-class ProposerIdentity(_Section):
+class ProposerIdentity(Section):
     name: str = Field(description="draft_model, ngram, none, or the dotted path of a class of the user's own")
     label: str = Field(description="what tables call it; a draft model is called by its name")
 
 
-class Versions(_Section):
+class Versions(Section):
     spec_harness: str = Field(description="version of this package")
     python: str = Field(description="version of the interpreter")
     torch: str = Field(description="version, build suffix included")
@@ -184,7 +130,7 @@ class Versions(_Section):
     lightning: str = Field(description="version")
 
 
-class Provenance(_Section):
+class Provenance(Section):
     versions: Versions = Field(description="of what computed the figures")
     git_commit: str | None = Field(default=None, description="of the harness, if it runs from a checkout")
     device: str = Field(description="name of the device, e.g. of the GPU or the CPU")
@@ -200,18 +146,7 @@ class Provenance(_Section):
     duration_s: float = Field(ge=0, description="seconds, start to results")
 
 
-class Breakdowns(_Section):
-    category: dict[str, ProposalResults] = Field(default_factory=dict, description="by category of the data set")
-    turn: dict[str, ProposalResults] = Field(default_factory=dict, description="by turn of the conversation, from 0")
-    proposal_len: dict[str, ProposalResults] = Field(
-        default_factory=dict, description="rounds by l; prefills belong to none"
-    )
-    context_bucket: dict[str, ProposalResults] = Field(
-        default_factory=dict, description="rounds by the tokens before them, powers of two; prefills belong to none"
-    )
-
-
-class RunResults(_Section):
+class RunResults(Section):
     """One results.json."""
 
     schema_version: Literal[2] = Field(default=SCHEMA_VERSION, description="raised when a key changes its meaning")

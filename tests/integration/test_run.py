@@ -9,8 +9,9 @@ import pytest
 
 from spec_harness.data.prompts import BUILTIN_PROMPTS, read_jsonl
 from spec_harness.report.load import Run, load_run
+from spec_harness.results.columns import REQUESTS_SCHEMA, ROUNDS_SCHEMA
 from spec_harness.results.figures import plain_numbers
-from spec_harness.results.run_files import GENERATION_KEYS, REQUESTS_SCHEMA, ROUNDS_SCHEMA
+from spec_harness.results.run_files import GENERATION_KEYS
 from tests.inspection import shapes_unchecked
 from tests.run_helpers import generations_of, outputs_of, rows_of, spec_eval, status_of, working_directory
 

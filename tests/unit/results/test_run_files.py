@@ -2,26 +2,24 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from spec_harness.requests import RequestRecord
-from spec_harness.results.run_files import REQUESTS_SCHEMA, ROUNDS_SCHEMA, RunFiles
+from spec_harness.requests import RequestRecord, RoundRecord
+from spec_harness.results.columns import REQUESTS_SCHEMA, ROUNDS_SCHEMA
+from spec_harness.results.run_files import RunFiles
 from tests.factories import header_of
 
 Make = Callable[..., Any]
 
-ROUND_COLUMNS = (
-    "request_id, turn, sample, round, context_len, proposal_len, num_accepted, num_aligned, num_emitted, skip_reason, "
-    "draft_token_ids, output_token_ids, draft_probs, target_probs, expected_acceptance, draft_entropy, target_entropy, "
-    "kl_target_draft, target_rank_in_draft, num_draft_tokens_past_end, ended_by_accepted_eos"
-)
+ROUND_COLUMNS = ", ".join(field.name for field in fields(RoundRecord))
 REQUEST_COLUMNS = (
-    "request_id, turn, sample, category, prompt_tokens, output_tokens, stop_reason, rounds, draft_tokens, "
-    "accepted_tokens, acceptance_rate, mean_acceptance_length, time_to_first_token, time_per_output_token, "
-    "engine_s, preemptions, baseline_verdict"
+    "request_id, turn, sample, category, stop_reason, time_to_first_token, time_per_output_token, engine_s, "
+    "admitted_at, queued_s, preemptions, baseline_verdict, prompt_tokens, output_tokens, rounds, draft_tokens, "
+    "accepted_tokens, acceptance_rate, mean_acceptance_length"
 )
 GENERATION_KEYS = "request_id, turn, sample, category, prompt, prompt_token_ids, text, token_ids, stop_reason"
 
