@@ -58,7 +58,7 @@ class Run:
         for row in pa.Table.from_pandas(known, preserve_index=False).to_pylist():
             groups[row["request_id"]].append(RoundRecord(**row))
         return {
-            one: ProposalCounts.from_rounds(groups[one], max_proposal_len=k, num_prefill_tokens=int(n))
+            str(one): ProposalCounts.from_rounds(groups[str(one)], max_proposal_len=k, num_prefill_tokens=int(n))
             for one, n in self.requests["request_id"].value_counts().items()
         }
 
