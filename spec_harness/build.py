@@ -23,6 +23,7 @@ from spec_harness.evaluation.provenance import model_identity, provenance
 from spec_harness.models.configured import GivenModel, load_draft, load_model, load_tokenizer, model_name
 from spec_harness.models.load import LoadedModel, effective_max_len, eos_token_ids, ignored_penalties, prepare
 from spec_harness.proposers.base import ProposerSpec
+from spec_harness.proposers.custom import custom_proposer
 from spec_harness.proposers.draft_model import DraftModel
 from spec_harness.proposers.ngram import NgramLookup
 from spec_harness.proposers.none import NoProposals
@@ -152,6 +153,8 @@ def _kv_sizes(settings: EngineSettings, target: LoadedModel, draft: LoadedModel 
 def _proposer(config: EvalConfig, draft: LoadedModel | None) -> ProposerSpec:
     if draft is not None:
         return DraftModel(model=draft, label=model_name(config.draft))
+    if config.proposal.target_ is not None:
+        return custom_proposer(config.proposal.target_, config.proposal.args)
     if config.proposal.kind == "ngram":
         return NgramLookup(max_window=config.proposal.ngram_max, min_window=config.proposal.ngram_min)
     return NoProposals()

@@ -57,6 +57,7 @@ class Proposals:
         k, ids = env.max_proposal_len, [token for row in rows for token in row]
         if ids and not 0 <= min(ids) <= max(ids) < env.vocab_size:
             raise ValueError(f"token ids must be 0 to {env.vocab_size - 1}, not {min(ids)} to {max(ids)}")
+        k = max([k, *map(len, rows)])  # a row that is too long is refused by its length
         padded = [[*row, *[-1] * (k - len(row))] for row in rows]
         token_ids = torch.tensor(padded, dtype=torch.int64, device=env.device).view(len(rows), k)
         return cls(token_ids, [len(row) for row in rows])
