@@ -1,5 +1,6 @@
 """Hand cases of verification; that it is unbiased is oracle 5's business."""
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -29,6 +30,29 @@ def verify(target: list[Tensor], drafted: list[list[int]], draft: list[Tensor] |
     lens = [len(ids) for ids in drafted]
     keys = request_keys(range(rows), [0] * rows, device=CPU)
     return RejectionSampler().verify(scored, Proposals(tokens, lens, probs), keys, torch.full((rows,), 10))
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_no_distribution_is_the_same_as_one_hot_ones(greedy: bool) -> None:
+    """Token for token and figure for figure, bit by bit, for proposals of every length."""
+    rows, generator = 400, torch.Generator().manual_seed(0)
+    target = torch.randn(rows, K + 1, V, generator=generator).mul(3).softmax(-1)
+    if greedy:
+        target = one_hot(target.argmax(-1), V).float()
+    lens = torch.randint(0, K + 1, (rows,), generator=generator)
+    inside = torch.arange(K) < lens[:, None]
+    tokens = torch.where(inside, torch.randint(0, V, (rows, K), generator=generator), -1)
+    explicit = one_hot(tokens.clamp_min(0), V) * inside[..., None].float()
+    keys, first = request_keys(range(rows), [0] * rows, device=CPU), torch.full((rows,), 10)
+    told, implied = (
+        RejectionSampler(greedy=greedy).verify(target, Proposals(tokens, lens.tolist(), probs), keys, first)
+        for probs in (explicit, None)
+    )
+    for name, figure in vars(told).items():
+        assert torch.equal(figure, getattr(implied, name)), name
+    raced = RejectionSampler().verify(target, Proposals(tokens, lens.tolist()), keys, first)
+    assert torch.equal(raced.output_token_ids, implied.output_token_ids)  # a greedy target needs no draw
+    assert 0 < int((told.num_accepted == lens).sum()) < rows
 
 
 def test_full_acceptance_emits_a_bonus_token() -> None:
