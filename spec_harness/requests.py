@@ -72,28 +72,13 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundRecord:
-    """One sequence in one round (propose, score, verify, commit).
+class RoundOutcome:
+    """What one round gave one sequence, token by token."""
 
-    The counts are those after the end-of-sequence cut: if an end-of-sequence token was accepted at proposal index j,
-    then ``proposal_len = num_accepted = num_emitted = j + 1`` and what was drafted after it is only in
-    ``num_draft_tokens_past_end``. Otherwise ``num_emitted = num_accepted + 1``.
-    """
-
-    request_id: str
-    turn: int
-    sample: int
-    round: int  # 0, 1, 2 ... within the sequence
-    context_len: int  # tokens of the sequence (prompt and output) before the round
-    proposal_len: int  # l: draft tokens that count
     num_accepted: int  # a: unbroken accepted prefix
     num_aligned: int  # n: draft tokens that pass the acceptance test regardless of earlier rejections
-    num_emitted: int  # e
-    num_draft_tokens_past_end: int
-    skip_reason: SkipReason | None  # set if and only if nothing was proposed
-    ended_by_accepted_eos: bool
-    draft_token_ids: list[int]  # proposal_len entries
-    output_token_ids: list[int]  # num_emitted entries, all of them committed
+    draft_token_ids: list[int]
+    output_token_ids: list[int]
     draft_probs: list[float]  # draft probability of each draft token
     target_probs: list[float]  # target probability of each draft token
     # At the accepted positions and the first rejected one. The last four are of the raw distributions (temperature 1),
@@ -103,6 +88,27 @@ class RoundRecord:
     target_entropy: list[float] = field(default_factory=list)
     kl_target_draft: list[float] = field(default_factory=list)
     target_rank_in_draft: list[int] = field(default_factory=list)  # of the target's most probable token
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord(RoundOutcome):
+    """One sequence in one round (propose, score, verify, commit).
+
+    All is as after the end-of-sequence cut: if an end-of-sequence token was accepted at proposal index j, then
+    ``proposal_len = num_accepted = num_emitted = j + 1`` and what was drafted after it is only in
+    ``num_draft_tokens_past_end``. Otherwise ``num_emitted = num_accepted + 1``.
+    """
+
+    request_id: str
+    turn: int
+    sample: int
+    round: int  # 0, 1, 2 ... within the sequence
+    context_len: int  # tokens of the sequence (prompt and output) before the round
+    proposal_len: int  # l: draft tokens that count
+    num_emitted: int  # e
+    num_draft_tokens_past_end: int
+    skip_reason: SkipReason | None  # set if and only if nothing was proposed
+    ended_by_accepted_eos: bool
     ended_s: float | None = None  # seconds from the sequence's admission to the round's commit
 
 

@@ -9,12 +9,12 @@ from spec_harness.engine.commit import round_record
 from spec_harness.engine.engine import BlockUsage, Capabilities, EngineReport, EngineStats
 from spec_harness.engine.probes import NativeProbe
 from spec_harness.engine.proposal_length import ProposalLengths
-from spec_harness.engine.round import RoundOutcome, SpecDecodeWorker
+from spec_harness.engine.round import SpecDecodeWorker
 from spec_harness.engine.running import RunningSequence
 from spec_harness.engine.scheduler import Demand, RowDemand, Scheduler
 from spec_harness.engine.stopping import StopCriteria
 from spec_harness.kv_cache.cache_ops import CacheOps
-from spec_harness.requests import Request, RequestRecord, SequenceMetadata, SkipReason, StopReason
+from spec_harness.requests import Request, RequestRecord, RoundOutcome, SequenceMetadata, SkipReason, StopReason
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """One round: propose, score, verify. The scheduler commits what it returns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import isfinite
 
 import torch
@@ -14,7 +13,7 @@ from spec_harness.engine.verifiers.rejection import RejectionSampler, Verificati
 from spec_harness.errors import UserError
 from spec_harness.kv_cache.cache_ops import CacheOps
 from spec_harness.proposers.base import ProposalContext, Proposals, Proposer
-from spec_harness.requests import SequenceMetadata
+from spec_harness.requests import RoundOutcome, SequenceMetadata
 from spec_harness.worker.features import FeatureReader
 from spec_harness.worker.sampler import keys_of
 from spec_harness.worker.worker import Worker
@@ -22,24 +21,6 @@ from spec_harness.worker.worker import Worker
 
 class NonFiniteLogitsError(FloatingPointError):
     """A model gave NaN or infinite logits: nothing drawn from them would mean anything."""
-
-
-@dataclass(frozen=True)
-class RoundOutcome:
-    """What one round gave one sequence, on the host, before the end-of-sequence rule is applied."""
-
-    output_token_ids: list[int]  # num_accepted + 1 of them
-    num_accepted: int
-    passed: list[bool]  # the acceptance test of each draft token
-    draft_token_ids: list[int]
-    draft_probs: list[float]
-    target_probs: list[float]
-    # At the accepted positions and the first rejected one; the last four are empty if the proposer has no distribution.
-    expected_acceptance: list[float]
-    draft_entropy: list[float] = field(default_factory=list)
-    target_entropy: list[float] = field(default_factory=list)
-    kl_target_draft: list[float] = field(default_factory=list)
-    target_rank_in_draft: list[int] = field(default_factory=list)
 
 
 class SpecDecodeWorker:
@@ -163,13 +144,14 @@ def _to_host(columns: dict[str, Tensor]) -> list[dict[str, list[float]]]:
 
 
 def _outcome(row: dict[str, list[float]], proposal_len: int) -> RoundOutcome:
+    """On the host, before the end-of-sequence rule is applied."""
     num_accepted = int(row["num_accepted"][0])
     # Positions past the first rejected one condition on a prefix that did not come about.
     judged = min(proposal_len, num_accepted + 1)
     return RoundOutcome(
         output_token_ids=[int(t) for t in row["output_token_ids"][: num_accepted + 1]],
         num_accepted=num_accepted,
-        passed=[bool(p) for p in row["passed"][:proposal_len]],
+        num_aligned=int(sum(row["passed"][:proposal_len])),
         draft_token_ids=[int(t) for t in row["draft_token_ids"][:proposal_len]],
         draft_probs=row["draft_probs"][:proposal_len],
         target_probs=row["target_probs"][:proposal_len],

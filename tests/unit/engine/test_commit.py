@@ -1,8 +1,7 @@
 """What of a round counts, with an end-of-sequence token at each place."""
 
 from spec_harness.engine.commit import round_record
-from spec_harness.engine.round import RoundOutcome
-from spec_harness.requests import RoundRecord
+from spec_harness.requests import RoundOutcome, RoundRecord
 from tests.helpers import metadata
 
 END = 9
@@ -14,7 +13,7 @@ def commit(drafted: list[int], accepted: int, last: int, *, passed: list[bool] |
     outcome = RoundOutcome(
         output_token_ids=emitted,
         num_accepted=accepted,
-        passed=[i < accepted for i in range(len(drafted))] if passed is None else passed,
+        num_aligned=accepted if passed is None else sum(passed),
         draft_token_ids=drafted,
         draft_probs=[0.5] * len(drafted),
         target_probs=[0.25] * len(drafted),
