@@ -4,107 +4,18 @@ The only schema of it: the command line, a YAML file and a Python caller all pas
 model to judge (vocabularies, the size of the pool) is checked later, by whoever has it.
 """
 
-import os
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from spec_harness.errors import UserError
+from spec_harness.model_config import Count, DraftConfig, Group, TargetConfig, absolute
 from spec_harness.validation import Finite, Probability, Share, Temperature, Text
 
 _LARGEST = 2**31 - 1  # no count here comes near it; beyond, sizes would overflow
-_Count = Annotated[int, Field(ge=1)]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class _Group(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-    )
-
-
-_Info = Any  # pydantic's ValidationInfo, a protocol that cannot be checked at run time
-
-
-def _absolute(path: str, info: _Info) -> str:
-    """From where the user stood: a job may run in a directory of its own (``hydra.job.chdir``)."""
-    cwd = (info.context or {}).get("cwd") or os.getcwd()
-    return os.path.normpath(os.path.join(cwd, os.path.expanduser(path)))
-
-
-def _absolute_if_path(path: str, info: _Info) -> str:
-    """What does not exist and is not written like a path is a hub id."""
-    absolute = _absolute(path, info)
-    return absolute if path.startswith(("/", "./", "../", "~")) or os.path.exists(absolute) else path
-
-
-class ModelConfig(_Group):
-    """A model: from a folder or a hub id, packaged, or with random weights. ``group`` is its prefix in messages."""
-
-    group: ClassVar[str]
-
-    # tiny: the packaged one · hf: `path` · random: weights from `config` · self (draft only) · memory: from Python only
-    kind: str = "tiny"
-    # Hub id or folder; with kind tiny it replaces the packaged model, and the kind becomes hf; with kind memory a name.
-    path: Annotated[Text, AfterValidator(_absolute_if_path)] | None = None
-    revision: Text | None = None  # branch, tag or commit on the hub
-    dtype: DType = "auto"  # auto: float32 on CPU, the file's own on GPU
-    max_model_len: _Count | None = None  # tokens; null: the model's own maximum
-    trust_remote_code: bool = False  # run Python code that comes with the model
-    allow_pickle: bool = False  # load pickled weights, which can run code
-    config: dict[str, Any] = {}  # kind random: transformers' config, with its model_type
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)  # kind random: of the weights
-
-    @model_validator(mode="before")
-    @classmethod
-    def _path_replaces_the_packaged_model(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("path") is not None and values.get("kind", "tiny") == "tiny":
-            return {**values, "kind": "hf"}
-        return values
-
-    @model_validator(mode="after")
-    def _every_key_is_read(self) -> "ModelConfig":
-        """A key that this kind of model does not read would be ignored in silence."""
-        group, name = self.group, f"{self.group}={self.kind}"
-        if self.kind == "hf" and self.path is None:
-            raise UserError(f"{group}.path is missing: {name} needs a hub id or a folder")
-        if self.kind in ("self", "random") and self.path is not None:
-            raise UserError(f"{group}.path is not read with {name}; use {group}=hf {group}.path={self.path}")
-        if self.revision is not None and self.kind != "hf":
-            raise UserError(f"{group}.revision is only read with {group}=hf, not with {name}")
-        if self.kind == "self" and self.dtype != "auto":
-            raise UserError(
-                f"{group}.dtype is not read with {name}, which shares the target's weights; set target.dtype"
-            )
-        if self.kind == "memory" and self.dtype != "auto":
-            raise UserError(f"{group}.dtype is not read with {name}: a model in memory has its own")
-        if self.kind != "random" and self.config:
-            raise UserError(f"{group}.config is only read with {group}=random, not with {name}")
-        if self.kind == "random" and "model_type" not in self.config:
-            raise UserError(f"{group}.config.model_type is missing: {name} needs one, for example llama")
-        return self
-
-
-class DraftConfig(ModelConfig):
-    """The draft model: the cheap proposer."""
-
-    group: ClassVar[str] = "draft"
-    kind: Literal["tiny", "hf", "self", "random", "memory"] = "tiny"
-
-
-class TargetConfig(ModelConfig):
-    """The target model: the one whose output is wanted."""
-
-    group: ClassVar[str] = "target"
-    kind: Literal["tiny", "hf", "random", "memory"] = "tiny"
-
-
-class KVCacheConfig(_Group):
+class KVCacheConfig(Group):
     """The paged cache of keys and values; draft and target have the same number of blocks."""
 
     block_size: int = Field(default=16, ge=1, le=2**16)  # tokens
@@ -115,22 +26,22 @@ class KVCacheConfig(_Group):
     gpu_memory_utilization: Share = 0.9  # share of the GPU's memory; read on a GPU with num_blocks null
 
 
-class ProposalConfig(_Group):
+class ProposalConfig(Group):
     """Who proposes, how many tokens, and how they are drawn."""
 
     # draft_model · ngram: prompt lookup · none: the target alone · custom: your own class, `_target_`
     kind: Literal["draft_model", "ngram", "none", "custom"] = "draft_model"
     max_proposal_len: int = Field(default=4, ge=0)  # tokens; upper bound for one sequence in one round
     min_draft_prob: Probability = 0.0  # a proposal ends where the draft's largest probability is below this
-    disable_above_batch: _Count | None = None  # nothing is proposed while more sequences than this run
-    ngram_max: _Count = 3  # tokens, with kind ngram: the longest window looked up
-    ngram_min: _Count = 1  # tokens, with kind ngram: the shortest
+    disable_above_batch: Count | None = None  # nothing is proposed while more sequences than this run
+    ngram_max: Count = 3  # tokens, with kind ngram: the longest window looked up
+    ngram_min: Count = 1  # tokens, with kind ngram: the shortest
     draft_sampling: Literal["same", "greedy", "custom"] = "same"  # same: as the target · custom: the three keys below
     draft_temperature: Temperature | None = None  # with draft_sampling=custom; 0 is greedy
-    draft_top_k: _Count | None = None  # tokens, with draft_sampling=custom; null: all
+    draft_top_k: Count | None = None  # tokens, with draft_sampling=custom; null: all
     draft_top_p: Share | None = None  # probability mass, with draft_sampling=custom; null: 1
     target_: Text | None = Field(default=None, alias="_target_")  # kind custom: my_module.MyProposer
-    args: dict[str, Any] = {}  # kind custom: keyword arguments of that class
+    args: dict[str, Any] = Field(default_factory=dict)  # kind custom: keyword arguments of that class
 
     @model_validator(mode="after")
     def _every_key_is_read(self) -> "ProposalConfig":
@@ -159,18 +70,18 @@ class ProposalConfig(_Group):
         return self
 
 
-class SamplingConfig(_Group):
+class SamplingConfig(Group):
     """How the target's tokens are chosen, and when a request ends."""
 
     temperature: Temperature = 0.0  # 0 is greedy
-    top_k: _Count | None = None  # tokens; null: all
+    top_k: Count | None = None  # tokens; null: all
     top_p: Share = 1.0  # probability mass
     seed: int = 0  # of the requests' random streams
     max_new_tokens: int = Field(default=64, ge=1, le=_LARGEST)  # tokens of one request
     ignore_eos: bool = False  # go on after an end-of-sequence token
-    n: _Count = 1  # samples of each prompt
+    n: Count = 1  # samples of each prompt
     num_beams: int = 1  # beam search is not there
-    stop: list[str] = []  # texts that end a request; \n and \t in them are line ends and tabs
+    stop: list[str] = Field(default_factory=list)  # texts that end a request; \n and \t in them are line ends and tabs
 
     @field_validator("stop")
     @classmethod
@@ -194,13 +105,13 @@ class SamplingConfig(_Group):
         return self
 
 
-class DataConfig(_Group):
+class DataConfig(Group):
     """The prompts."""
 
     kind: Literal["builtin", "jsonl"] = "builtin"  # builtin: the packaged prompts · jsonl: `path`
     # JSONL file; with kind builtin it replaces the packaged prompts, and the kind becomes jsonl.
-    path: Annotated[Text, AfterValidator(_absolute)] | None = None
-    limit: _Count | None = None  # requests, the first ones; null: all
+    path: Annotated[Text, AfterValidator(absolute)] | None = None
+    limit: Count | None = None  # requests, the first ones; null: all
     category: Text | None = None  # only the prompts of this category; null: all
     chat_template: Literal["auto", "off"] = "auto"  # auto: where the tokenizer has one · off: prompts as they are
 
@@ -227,7 +138,7 @@ _NOT_OF_THE_TRAINER = {
 }
 
 
-class TrainerConfig(_Group):
+class TrainerConfig(Group):
     """Arguments of ``lightning.Trainer``: these, and any other of its own."""
 
     model_config = ConfigDict(extra="allow")
@@ -246,18 +157,18 @@ class TrainerConfig(_Group):
         return self
 
 
-class LoggerConfig(_Group):
+class LoggerConfig(Group):
     """Where the figures go besides the run's own files."""
 
-    kinds: list[Literal["wandb", "csv"]] = ["wandb"]
+    kinds: list[Literal["wandb", "csv"]] = Field(default_factory=lambda: ["wandb"])
     mode: Literal["online", "offline", "disabled"] = "offline"  # of W&B
     project: Text = "spec_harness"
     group: Text | None = None  # null: the sweep's directory, none for a single run
-    tags: list[Text] = []
+    tags: list[Text] = Field(default_factory=list)
     name: Text | None = None  # null: made from the configuration
 
 
-class EvalConfig(_Group):
+class EvalConfig(Group):
     """Everything that one run of `spec-eval` depends on."""
 
     draft: DraftConfig = DraftConfig()

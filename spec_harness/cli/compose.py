@@ -24,9 +24,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from spec_harness.cli.application import APP_NAME, VERSION_BASE, conf_dir, register_schema
 from spec_harness.cli.command_line import CommandLine
 from spec_harness.cli.explain import explain
-from spec_harness.config import EvalConfig, ModelConfig
+from spec_harness.config import EvalConfig
 from spec_harness.data.prompts import BUILTIN_PROMPTS, read_jsonl, select_rows
 from spec_harness.errors import UserError
+from spec_harness.model_config import ModelConfig
 from spec_harness.validation import validated
 
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from spec_harness.config import DraftConfig, TargetConfig
 from spec_harness.errors import UserError
+from spec_harness.model_config import DraftConfig, TargetConfig
 from spec_harness.models.configured import (
     ASSETS,
     load_draft,
