@@ -10,12 +10,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 eval: $(VENV)/run.stamp
 	$(BIN)/spec-eval
 
+# The types are checked beside the tests: both use one core.
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(PYTEST) -q -m "not slow" tests/unit tests/test_configs.py tests/test_notebooks.py
+	$(BIN)/mypy & types=$$!; \
+	$(PYTEST) -q -m "not slow" tests/unit tests/test_configs.py tests/test_notebooks.py tests/test_caps.py && wait $$types
 
 test: check
 	$(PYTEST) -q -m "not slow" tests/integration
