@@ -103,8 +103,9 @@ def _type_at(model: type[BaseModel], path: Sequence[str]) -> Any:
 def _expected(details: ErrorDetails) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind == "literal_error":
-        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-        return f"one of {choices}" if "," in choices else choices
+        named = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        choices = [choice for choice in named if choice != "memory"]  # which only a Python caller can give
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
     limits = {"greater_than_equal": "at least", "less_than_equal": "at most"}
     if kind in limits:
         return f"{limits[kind]} {context['ge' if kind.startswith('greater') else 'le']}"
