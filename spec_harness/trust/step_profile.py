@@ -27,10 +27,10 @@ from spec_harness.proposers.base import ProposerSpec
 from spec_harness.requests import Request, SamplingParams
 from spec_harness.results.schema import StepTimeResults
 
-_WARM_UP, _REPEATS = 3, 15  # calls of each kind
+WARM_UP, REPEATS = 3, 15  # calls of each kind
 # Engine steps. In a turn an engine finds the caches full of the other's weights, as it never does in a run: the first
 # steps of a turn are not measured.
-_TURNS, _SETTLE, _MEASURED = 3, 2, 5
+TURNS, SETTLE, MEASURED = 3, 2, 5
 
 
 def draft_cost_ratio(times: StepTimeResults) -> float:
@@ -64,7 +64,7 @@ def measure_steps(
 
     ``None`` if a model's maximum length leaves no room for that, or an engine times no stages.
     """
-    steps = _TURNS * (_SETTLE + _MEASURED) + 1
+    steps = TURNS * (SETTLE + MEASURED) + 1
     room = steps * (settings.max_proposal_len + 1) + 2  # tokens that the measured steps may emit
     limit = min(model.max_model_len for model in (target, *proposer.kv_models)) - room
     if limit < 1:
@@ -87,7 +87,7 @@ def measure_steps(
         return None
     plain, drafting = _steps([baseline, speculative], requests)
     score = [
-        _median([stages.score_s(length) for _ in range(_WARM_UP + _REPEATS)])
+        _median([stages.score_s(length) for _ in range(WARM_UP + REPEATS)])
         for length in range(settings.max_proposal_len + 1)
     ]
     draft_step = _draft_step(stages, settings.max_proposal_len, drafting)
@@ -128,10 +128,10 @@ def _steps(engines: Sequence[Engine], requests: Sequence[Request]) -> list[_Engi
         for request in requests:
             engine.add(request)
     measured: list[list[_EngineStep]] = [[] for _ in engines]
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
         for engine, steps in zip(engines, measured, strict=True):
-            turn = [_step(engine) for _ in range(_SETTLE + _MEASURED)]
-            steps += turn[_SETTLE:]
+            turn = [_step(engine) for _ in range(SETTLE + MEASURED)]
+            steps += turn[SETTLE:]
     return [
         _EngineStep(
             wall_s=median(step.wall_s for step in steps),
@@ -164,7 +164,7 @@ def _draft_step(stages: StageProbe, k: int, step: _EngineStep) -> float:
     """One draft step; in a run the target's weights pass through the caches between two proposals. Of what no model
     drafts, one token's share of the time."""
     seconds: list[float] = []
-    for _ in range(_WARM_UP + _REPEATS):
+    for _ in range(WARM_UP + REPEATS):
         stages.score_s(0)
         drafting = stages.draft_s(k)
         if drafting is None:
@@ -175,4 +175,4 @@ def _draft_step(stages: StageProbe, k: int, step: _EngineStep) -> float:
 
 def _median(seconds: Sequence[float]) -> float:
     """Of the calls after the first ones, which warm up."""
-    return median(seconds[_WARM_UP:])
+    return median(seconds[WARM_UP:])

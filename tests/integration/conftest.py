@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from spec_harness.report.load import Run, load_run
+from spec_harness.trust import step_profile
 from tests.inspection import shapes_unchecked
 from tests.run_helpers import SAMPLED, spec_eval, working_directory
 
@@ -25,6 +26,15 @@ def _shapes(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     with shapes_unchecked():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_profile() -> Iterator[None]:
+    """Step times take half of a small run's time, and no test of a whole run asks how well they are measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"WARM_UP": 1, "REPEATS": 2, "TURNS": 1, "SETTLE": 1, "MEASURED": 2}.items():
+            patch.setattr(step_profile, name, value)
         yield
 
 
