@@ -84,6 +84,14 @@ class ModelConfig(Group):
             raise UserError(f"{group}.config.model_type is missing: {name} needs one, for example llama")
         return self
 
+    def check_path(self) -> None:
+        """An absolute path must be a folder; anything else may be a hub id, which costs a look-up."""
+        if self.kind == "memory" or self.path is None or not os.path.isabs(self.path) or os.path.isdir(self.path):
+            return
+        if os.path.exists(self.path):
+            raise UserError(f"{self.group}.path: {self.path} is not a folder; give the folder that holds the model")
+        raise UserError(f"{self.group}.path: {self.path} does not exist; give a folder, or a hub id such as org/name")
+
 
 class DraftConfig(ModelConfig):
     """The draft model: the cheap proposer."""

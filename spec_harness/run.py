@@ -29,7 +29,8 @@ from spec_harness.results.schema import RunResults
 from spec_harness.results.status import STATUS_FILE, StatusFile
 from spec_harness.validation import validated
 
-# A folder or hub id, a section of the configuration, or a model in memory, alone (a draft) or with its tokenizer.
+# A folder or hub id, "tiny" (packaged) or "self" (a draft), a section of the configuration, or a model in memory, alone
+# (a draft) or with its tokenizer.
 Model: TypeAlias = str | Path | Mapping[str, Any] | PreTrainedModel | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -62,7 +63,8 @@ def evaluate(
             given[role] = GivenModel(*model) if isinstance(model, tuple) else GivenModel(model)
             values[role] = {"kind": "memory", "path": given[role].name}
         elif model is not None:
-            values[role] = {"path": str(model)} if isinstance(model, str | Path) else model
+            named = {"kind": model} if model in ("tiny", "self") else {"path": str(model)}
+            values[role] = named if isinstance(model, str | Path) else model
     if "target" in given:
         if given["target"].tokenizer is None:
             raise UserError("target: a model in memory needs its tokenizer beside it: target=(model, tokenizer)")
@@ -75,6 +77,8 @@ def evaluate(
     length = 0 if max_proposal_len is None and proposal.get("kind") == "none" else max_proposal_len
     values["proposal"] = proposal if length is None else {**proposal, "max_proposal_len": length}
     config = validated(EvalConfig, values)
+    for section in (config.target, config.draft):
+        section.check_path()
     if output_dir is None and config.logger.kinds:
         raise UserError("logger: loggers write into the run's directory; give an output_dir")
     with ExitStack() as borrowed:

@@ -62,7 +62,14 @@ def unknown_key(model: type[BaseModel], key: str) -> str:
     groups = ["", *(group for group in _keys(model) if _keys(_type_at(model, [group])))]
     elsewhere = [group for group in groups if name in _keys(_type_at(model, group.split(".") if group else []))]
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
-    meant = [f"{group}.{name}".lstrip(".") for group in elsewhere] or [".".join([*parent, *close])] * bool(close)
+    meant = [f"{group}.{name}".lstrip(".") for group in elsewhere]
+    if not meant and close and difflib.SequenceMatcher(None, name, close[0]).ratio() < 0.8:
+        meant = [  # a slip of the pen in a key of another group is closer
+            f"{group}.{key}"
+            for group in groups[1:]
+            for key in difflib.get_close_matches(name, _keys(_type_at(model, [group])), n=1, cutoff=0.8)
+        ]
+    meant = meant or [".".join([*parent, *close])] * bool(close)
     if meant:
         return f"{key} does not exist; did you mean {' or '.join(meant)}?"
     return f"{key} does not exist; {'.'.join(parent) or 'the top level'} has {', '.join(siblings)}"

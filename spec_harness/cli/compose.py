@@ -27,7 +27,6 @@ from spec_harness.cli.explain import explain
 from spec_harness.config import EvalConfig
 from spec_harness.data.prompts import BUILTIN_PROMPTS, read_jsonl, select_rows
 from spec_harness.errors import UserError
-from spec_harness.model_config import ModelConfig
 from spec_harness.validation import validated
 
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -109,22 +108,13 @@ def _check_inputs(config: EvalConfig) -> None:
 
     check_objective(config.objective)
     for model in (config.draft, config.target):
-        _check_model_path(model)
+        model.check_path()
     path = BUILTIN_PROMPTS if config.data.path is None else Path(config.data.path)
     try:
         rows = read_jsonl(path)
     except UserError as error:
         raise UserError(f"data.path: {error}") from error
     select_rows(rows, limit=config.data.limit, category=config.data.category)
-
-
-def _check_model_path(model: ModelConfig) -> None:
-    """An absolute path must be a folder; anything else may be a hub id, which costs a look-up."""
-    if model.path is None or not os.path.isabs(model.path) or os.path.isdir(model.path):
-        return
-    if os.path.exists(model.path):
-        raise UserError(f"{model.group}.path: {model.path} is not a folder; give the folder that holds the model")
-    raise UserError(f"{model.group}.path: {model.path} does not exist; give a folder, or a hub id such as org/name")
 
 
 def _points(overrides: Sequence[Override], base: DictConfig) -> list[list[str]]:

@@ -97,6 +97,9 @@ def _speed_verdict(speedup: Estimate) -> Line:
         interval = " ({:.2f} to {:.2f})".format(*speedup.ci95)
         if speedup.ci95[0] <= 1 <= speedup.ci95[1]:
             return Line(f"No clear difference from plain decoding here: {value:.2f}x its speed{interval}.", "caution")
+    else:
+        text = f"{value:.2f}x plain decoding's tokens per second here; too few requests to say whether it is faster."
+        return Line(text, "caution")
     verdict = "faster than" if value > 1 else "slower than" if value < 1 else "as fast as"
     text = f"Speculative decoding is {verdict} plain decoding here: {value:.2f}x its tokens per second{interval}."
     return Line(text, "good" if value > 1 else "caution")

@@ -47,7 +47,7 @@ def test_says_the_figures_with_coverage_beside_the_rates(requests: Any, make_res
     assert "accepted / proposed draft tokens" in rate
     (length,) = [line for line in lines if line.startswith(" mean acceptance length")]
     assert f"{proposal.mean_acceptance_length.value:.2f}" in length
-    assert "faster than plain decoding here: 1.27x" in text
+    assert "1.27x plain decoding" in text
     for words in ("speculative", "1,412.3 tokens/s", "1,110.2 tokens/s", "near the end of the token budget", "a note"):
         assert words in text
     assert "6 equal to plain decoding, 1 tie (differs by rounding), 0 fault" in text
@@ -211,7 +211,7 @@ def test_the_report_holds_what_the_terminal_shows(requests: Any, make_results: M
                 assert cell in cells or cell in report.replace("\\", ""), cell
     assert "- watch a\\|b" in report
     assert report.startswith("# spec_harness: draft tiny-draft, target tiny-target, up to 4 tokens proposed a round\n")
-    assert "**Speculative decoding is faster" in report
+    assert "**1.27x plain decoding" in report
 
 
 def test_a_long_path_stays_on_one_line(requests: Any, make_results: Make) -> None:
