@@ -18,6 +18,11 @@ class Conversations:
     _history: dict[tuple[str, str], list[RequestRecord]] = field(default_factory=lambda: defaultdict(list))
     cut_short: set[str] = field(default_factory=set)  # conversations whose next turn could not be asked
 
+    def restart(self) -> None:
+        """Forgets what was said: all begin again."""
+        self._history.clear()
+        self.cut_short.clear()
+
     def next_turn(self, run: str, record: RequestRecord) -> Request | None:
         row, history = self.rows[record.request_id], self._history[run, record.request_id]
         history.append(record)

@@ -84,12 +84,14 @@ class SpecDecodeWorker:
             verified = self._verifier.verify(scores.probs, proposals, keys, first)
             rows = _to_host(_columns(proposals, verified, scores))
         self._check_finite([m.request_id for m, row in zip(metadata, rows, strict=True) if not row["finite"][0]])
+        for row, length in zip(rows, proposals.lens, strict=True):
+            self._check_probs(row["draft_probs"][:length])
         return [_outcome(row, length) for row, length in zip(rows, proposals.lens, strict=True)]
 
     def commit(self, seq_id: int, tokens: Sequence[int], length: int) -> None:
         """The sequence has got ``tokens`` and is ``length`` tokens long with them."""
         self.target.rewind(seq_id, length)
-        self.proposer.commit(seq_id, tokens)
+        self.proposer.commit(seq_id, tuple(tokens))  # the list itself is the record's
         self.proposer.rewind(seq_id, length)
 
     def preempt(self, seq_id: int, *, swapped: bool) -> None:
@@ -105,11 +107,21 @@ class SpecDecodeWorker:
 
     def _check_shape(self, proposals: Proposals, max_lens: Sequence[int]) -> None:
         """A user's own proposer may do anything."""
-        lens, rows = proposals.lens, len(proposals.token_ids)
-        if rows != len(max_lens) or len(lens) != rows or any(n > most for n, most in zip(lens, max_lens, strict=True)):
+        lens, (rows, columns) = proposals.lens, proposals.token_ids.shape
+        if not rows == len(lens) == len(max_lens) or any(
+            not 0 <= n <= min(most, columns) for n, most in zip(lens, max_lens, strict=True)
+        ):
             raise UserError(
-                f"{type(self.proposer).__name__} proposed {lens} tokens in {rows} rows, where at most "
+                f"{type(self.proposer).__name__} proposed {lens} tokens in {rows} rows of {columns}, where at most "
                 f"{list(max_lens)} were asked for"
+            )
+
+    def _check_probs(self, drawn: Sequence[float]) -> None:
+        """Log-probabilities, say, would be accepted whatever the target says."""
+        if any(not 0.0 < prob < 1.001 for prob in drawn):
+            raise UserError(
+                f"{type(self.proposer).__name__} gave its own tokens the probabilities {list(drawn)}: each must be "
+                "above 0 and at most 1, what the token was drawn with"
             )
 
     @staticmethod

@@ -63,6 +63,8 @@ class SpecDecodeEvalModule(LightningModule):
         self._enqueued: list[str] = []  # request ids by sequence, of the first run
         self._follow_ups: list[str] = []  # those of later turns
         self._counts = ProposalCounts(max_proposal_len=self.header.max_proposal_len)  # of the first run
+        if self._conversations is not None:
+            self._conversations.restart()
         self._tell("checks")
         self._gate: list[Check] = self._checks.gate()
         self._tell("warm_up")

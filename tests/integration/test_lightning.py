@@ -21,6 +21,7 @@ from spec_harness.results.figures import plain_numbers
 from spec_harness.results.schema import read_results
 from tests.factories import header_of, request_of, round_of
 from tests.helpers import request
+from tests.run_helpers import write_jsonl
 
 pytestmark = [
     pytest.mark.usefixtures("clean_process"),
@@ -123,3 +124,14 @@ def test_an_engine_of_forty_lines_runs_to_a_results_json() -> None:
         "Nothing but the engine's own word speaks for these figures: no integrity checks, no step times.",
     ]
     assert Path("run/rounds.parquet").exists()
+
+
+def test_a_second_test_holds_the_same_conversations() -> None:
+    """Later turns were not asked again."""
+    write_jsonl("turns.jsonl", [{"turns": ["def add(a, b):", "now sub", "and mul"]}])
+    evaluation = build(EvalConfig(sampling=SamplingConfig(max_new_tokens=4), data=DataConfig(path="turns.jsonl")))
+    turns = []
+    for _ in range(2):
+        Trainer(logger=False, **QUIET).test(evaluation.module, datamodule=evaluation.data, verbose=False)
+        turns.append([record.turn for record in evaluation.module.runs[0].records])
+    assert turns == [[0, 1, 2]] * 2

@@ -11,6 +11,8 @@ from spec_harness.proposers.custom import custom_proposer
 from tests.helpers import generate, prompts, proposer_env, request, run, scheduler
 
 SOURCE = '''
+import torch
+
 from spec_harness.proposers.base import Proposer, Proposals
 
 
@@ -39,6 +41,31 @@ class Lazy(Proposer):
 class TooEager(Proposer):
     def propose(self, context):
         return Proposals.from_lists([[3] * (n + 1) for n in context.max_lens], self.env)
+
+
+class Narrow(Proposer):
+    """Claims more tokens than its tensor has columns."""
+
+    def propose(self, context):
+        lens = [min(2, n) for n in context.max_lens]
+        return Proposals(torch.full((len(lens), 1), 5), lens)
+
+
+class LogProbs(Proposer):
+    def propose(self, context):
+        shape = (len(context.max_lens), self.env.max_proposal_len)
+        logs = torch.full((*shape, self.env.vocab_size), -3.0)
+        return Proposals(torch.full(shape, 5), list(context.max_lens), probs=logs)
+
+
+class Keeps(Proposer):
+    """Goes on writing in what it is told."""
+
+    def propose(self, context):
+        return Proposals.from_lists([[3] * n for n in context.max_lens], self.env)
+
+    def commit(self, seq_id, tokens):
+        tokens += type(tokens)([5])
 
 
 def not_a_class():
@@ -96,3 +123,22 @@ def test_a_proposal_longer_than_asked_for_is_refused(own_module: str, target: Lo
     engine = scheduler(target, custom_proposer(f"{own_module}.TooEager", {}), k=3)
     with pytest.raises(UserError, match="TooEager proposed"):
         run(engine, [request(0, [1, 2, 3])])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("Narrow", "Narrow proposed .* rows of 1"), ("LogProbs", "LogProbs gave its own tokens")]
+)
+def test_proposals_that_make_no_sense_are_refused(
+    own_module: str, target: LoadedModel, name: str, message: str
+) -> None:
+    """Both were verified: the first against its neighbor's tokens, the second accepted whatever the target said."""
+    engine = scheduler(target, custom_proposer(f"{own_module}.{name}", {}), k=3, batch=2, temperature=0.8)
+    with pytest.raises(UserError, match=message):
+        run(engine, [request(i, [1, 2, 3]) for i in range(2)])
+
+
+def test_what_a_proposer_does_with_committed_tokens_changes_no_record(own_module: str, target: LoadedModel) -> None:
+    (record,) = run(
+        scheduler(target, custom_proposer(f"{own_module}.Keeps", {}), k=3), [request(0, [1, 2, 3])]
+    ).values()
+    assert [token for round_ in record.rounds for token in round_.output_token_ids] == record.token_ids[1:]
