@@ -27,7 +27,7 @@ from spec_harness.report.terminal import print_summary
 from spec_harness.results.run_directory import Footprint, check_unused, check_writable
 from spec_harness.results.schema import RunResults
 from spec_harness.results.status import STATUS_FILE, StatusFile
-from spec_harness.validation import validated
+from spec_harness.validation import shown, validated
 
 # A folder or hub id, "tiny" (packaged) or "self" (a draft), a section of the configuration, or a model in memory, alone
 # (a draft) or with its tokenizer.
@@ -57,9 +57,14 @@ def evaluate(
     Raises ``UserError`` for what the caller can mend.
     """
     values: dict[str, Any] = {"verbose": False, "logger": {"kinds": []}, **further}
+    for section in ("trainer", "data", "proposal"):
+        if not isinstance(values.get(section, {}), Mapping):
+            raise UserError(f"{section} must be a group of keys, not {shown(values[section])}")
     given: dict[str, GivenModel] = {}
     for role, model in (("target", target), ("draft", draft)):
         if isinstance(model, PreTrainedModel | tuple):
+            if isinstance(model, tuple) and not (len(model) == 2 and isinstance(model[0], PreTrainedModel)):
+                raise UserError(f"{role}: a tuple must be (model, tokenizer), both in memory")
             given[role] = GivenModel(*model) if isinstance(model, tuple) else GivenModel(model)
             values[role] = {"kind": "memory", "path": given[role].name}
         elif model is not None:

@@ -100,6 +100,11 @@ def _read(path: Path, version: tuple[int, int, int] | None) -> tuple[PromptRow, 
 def rows_of(prompts: Sequence[str | Mapping[str, Any]]) -> list[PromptRow]:
     """Rows given in Python: texts to complete, or mappings with the keys of a line of the file. Each is what it would
     be as a line there. Raises ``UserError``."""
+    if isinstance(prompts, Mapping):
+        raise UserError("prompts must be a list of texts or mappings, not one mapping")
+    for number, prompt in enumerate(prompts := list(prompts), start=1):
+        if not isinstance(prompt, str | Mapping):
+            raise UserError(f"prompts, line {number}: must be a text or a mapping, not {shown(prompt)}")
     objects = [{"prompt": prompt} if isinstance(prompt, str) else dict(prompt) for prompt in prompts]
     return _rows([(number, json.dumps(row)) for number, row in enumerate(objects, start=1)], "prompts")
 

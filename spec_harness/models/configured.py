@@ -76,13 +76,14 @@ class GivenModel:
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """Afterwards its mode and its attention are what they were."""
-        training = self.model.training
+        training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
             with attention_set_to(self.model, self.model.config._attn_implementation):
                 yield
         finally:
-            self.model.train(training)
+            for module in training:  # one by one: parts of it may have been frozen in eval mode
+                module.training = True
 
 
 def quiet_transformers() -> None:

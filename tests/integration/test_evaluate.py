@@ -105,6 +105,28 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(arguments: dict[str, Any
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_parts_in_eval_mode_stay_so(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    target, draft = pair
+    target.train().get_decoder().norm.eval()
+    before = [module.training for module in target.modules()]
+    spec_harness.evaluate(target=(target, packaged_tokenizer()), draft=draft, prompts=PROMPTS[:1], **SMALL)
+    assert [module.training for module in target.modules()] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": {"prompt": "x"}}, "prompts must be a list"),  # its keys were taken for prompts
+        ({"prompts": ["x", 5]}, "prompts, line 2: must be a text or a mapping, not 5"),
+        ({"proposal": "ngram"}, "proposal must be a group of keys, not ngram"),
+        ({"target": ("path", None)}, "target: a tuple must be"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        spec_harness.evaluate(**SMALL, **arguments)
+
+
 def test_a_model_in_memory_needs_a_tokenizer(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     with pytest.raises(UserError, match=r"target=\(model, tokenizer\)"):
         spec_harness.evaluate(target=pair[0], prompts=["a"])
