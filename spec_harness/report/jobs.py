@@ -49,12 +49,17 @@ def read_run(directory: Path) -> RunResults:
     results = _results(directory, status.get("state"))
     if results is None:
         raise UserError(f"{directory}: no finished results.json: {_ending(status)}")
+    if status.get("state") == "failed" and results.status == "interrupted":
+        return results.model_copy(update={"notes": [*results.notes, printable(f"It ended so: {_ending(status)}.")]})
     return results
 
 
 def _results(folder: Path, state: str | None) -> RunResults | None:
     if state == "interrupted" and (folder / ROUND_LOG).is_file():
         return interrupted_results(folder)
+    if state == "failed" and not (folder / RESULTS).is_file() and (folder / ROUND_LOG).is_file():
+        results = interrupted_results(folder)
+        return results if results.proposal.num_output_tokens else None
     unfinished = state in ("running", "interrupted") or not (folder / RESULTS).is_file()
     return None if unfinished else read_results(folder / RESULTS)
 

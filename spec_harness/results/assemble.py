@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from spec_harness.errors import UserError
 from spec_harness.metrics.breakdowns import breakdowns
 from spec_harness.metrics.counts import ProposalCounts, counts_by_request
 from spec_harness.metrics.estimates import proposal_results
@@ -54,7 +55,7 @@ class _LoggedRun:
 
     @property
     def wall_s(self) -> float:
-        return sum(record.engine_s for record in self.records)
+        return sum((record.engine_s for record in self.records), 0.0)
 
 
 def interrupted_results(run_dir: Path) -> RunResults:
@@ -71,6 +72,8 @@ def interrupted_results(run_dir: Path) -> RunResults:
         f"Interrupted: these are the figures of the {len(first.records)} of {header.num_sequences} sequences that had "
         "finished. Speeds are over their shares of the engine's time; there is no speed-up."
     )
-    return run_results(
-        header, [first], status="interrupted", duration_s=(ended - started).total_seconds(), notes=[note]
-    )
+    spent = (ended - started).total_seconds()
+    try:
+        return run_results(header, [first], status="interrupted", duration_s=spent, notes=[note])
+    except ValueError as error:  # the figures of a damaged line
+        raise UserError(f"{run_dir / ROUND_LOG} is damaged: {error}") from error

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -19,7 +19,7 @@ from spec_harness.requests import RequestRecord, RoundRecord
 from spec_harness.results.schema import KVResults, Provenance
 
 ROUND_LOG = "round_log.jsonl"
-LOG_VERSION = 1
+LOG_VERSION: Literal[1] = 1
 _OF_THE_REQUEST = ("request_id", "turn", "sample")  # a round's keys that its request's line has
 _ROUND_KEYS = [field.name for field in fields(RoundRecord) if field.name not in _OF_THE_REQUEST]
 
@@ -29,7 +29,7 @@ class RunHeader(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    log_version: int = LOG_VERSION
+    log_version: Literal[1] = LOG_VERSION
     config: dict[str, JsonValue]
     provenance: Provenance = Field(description="its duration is 0: not over yet")
     integrity: str = Field(description="level of the checks")
@@ -105,9 +105,9 @@ class LoggedRuns:
                 raise UserError(f"{self.path}, line {number}: is no finished sequence: {error}") from error
             yield name, logged_at, record
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[bytes]:
         try:
-            with self.path.open(encoding="utf-8") as lines:
-                yield from (line for line in lines if line.endswith("\n"))
-        except (OSError, UnicodeError) as error:
+            with self.path.open("rb") as lines:  # the last one may end within a character
+                yield from (line for line in lines if line.endswith(b"\n"))
+        except OSError as error:
             raise UserError(f"{self.path}: cannot be read: {error}") from error

@@ -148,7 +148,10 @@ def test_mistakes_cost_one_line(save_run: Save, tmp_path: Path, capsys: pytest.C
     (tmp_path / "empty").mkdir()
     assert "holds no run and no sweep" in refused(capsys, "show", tmp_path / "empty")
     assert "results.json" in refused(capsys, "compare", run, tmp_path)
-    assert "the run failed: ValueError" in refused(capsys, "show", save_run(tmp_path / "bad", error="ValueError: x"))
+    bad = save_run(tmp_path / "bad", error="ValueError: x")
+    assert "It ended so: the run failed: ValueError: x." in printed(capsys, "show", bad)
+    (bad / "round_log.jsonl").unlink()
+    assert "the run failed: ValueError" in refused(capsys, "show", bad)
     for arguments in ((), ("shoe",), ("show",), ("compare", run), ("show", run, "--loud")):
         assert "--help" in refused(capsys, *arguments)
 

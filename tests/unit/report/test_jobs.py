@@ -136,8 +136,10 @@ def test_a_directory_without_runs_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_without_results_says_how_it_ended(save_run: Save, tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", error="MemoryError: out")
+    (run / ROUND_LOG).unlink()
     with pytest.raises(UserError, match=r"no finished results\.json: the run failed: MemoryError: out"):
-        read_run(save_run(tmp_path / "run", error="MemoryError: out"))
+        read_run(run)
 
 
 def test_the_frame_of_a_sweep(sweep: Path) -> None:
@@ -159,3 +161,18 @@ def test_the_frame_of_a_sweep(sweep: Path) -> None:
     assert jobs.speedup.isna().tolist() == [False] * 10 + [True] * 2
     assert jobs.sort_values("speedup", ascending=False).index[0] in ("2", "5", "8")
     assert jobs.loc["10", "error"] == "UserError: too"
+
+
+def test_a_failed_run_shows_what_it_had_finished(tmp_path: Path) -> None:
+    """An interrupt from the keyboard, say, says so in the status; figures were then kept but not shown."""
+    log = RoundLog(tmp_path / ROUND_LOG, header_of(max_proposal_len=4, num_sequences=10, config=config()))
+    StatusFile(tmp_path / "status.json", requests_total=10).failed("interrupted")
+    with pytest.raises(UserError, match="the run failed: interrupted"):  # nothing had finished
+        read_run(tmp_path)
+    for record in random_requests(0, max_proposal_len=4, num_requests=3):
+        log.add("speculative", record)
+    log.close()
+    results = read_run(tmp_path)
+    assert (results.status, results.proposal.num_requests) == ("interrupted", 3)
+    assert results.notes[-1] == "It ended so: the run failed: interrupted."
+    assert find_jobs(tmp_path)[0].results is None  # of a sweep's jobs, failed ones count for nothing

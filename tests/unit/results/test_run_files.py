@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from spec_harness.requests import RequestRecord, RoundRecord
 from spec_harness.results.columns import REQUESTS_SCHEMA, ROUNDS_SCHEMA
+from spec_harness.results.round_log import LoggedRuns
 from spec_harness.results.run_files import RunFiles
 from tests.factories import header_of
 
@@ -93,3 +94,12 @@ def test_a_verdict_found_after_the_request_was_added_is_written(
     files.finalize([request])  # again, it rewrites them
     assert pq.read_table(tmp_path / "requests.parquet").to_pylist()[0]["baseline_verdict"] == "tie"
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
+
+
+def test_a_log_cut_off_within_a_character_gives_what_was_finished(
+    tmp_path: Path, make_round: Make, make_request: Make
+) -> None:
+    keep(tmp_path, [make_request([make_round(2, 1)], prompt=prompt) for prompt in ("a", "größer")])
+    log = tmp_path / "round_log.jsonl"
+    log.write_bytes(log.read_bytes().partition("ö".encode())[0] + b"\xc3")
+    assert [record.prompt for record in LoggedRuns(log).sequences("speculative")] == ["a"]
