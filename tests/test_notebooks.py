@@ -36,6 +36,6 @@ def test_it_runs_where_there_is_nothing_yet(notebook: Path, tmp_path: Path) -> N
     folder.mkdir()
     shutil.copy(notebook, folder)
     (tmp_path / "outputs").mkdir()
-    command = [sys.executable, "-m", "pytest", "-q", "--nbmake", "--nbmake-timeout=90", folder / notebook.name]
+    command = [sys.executable, "-m", "pytest", "-q", "--nbmake", "--nbmake-timeout=300", folder / notebook.name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
