@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spec_harness.config import EvalConfig
-    from spec_harness.proposers.base import Proposer
+    from spec_harness.proposers.base import Proposals, Proposer
     from spec_harness.report.load import load_run
     from spec_harness.report.sweep import load_sweep
     from spec_harness.run import evaluate
 
-__all__ = ["EvalConfig", "Proposer", "evaluate", "load_run", "load_sweep"]
+__all__ = ["EvalConfig", "Proposals", "Proposer", "evaluate", "load_run", "load_sweep"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "EvalConfig": "spec_harness.config",
+    "Proposals": "spec_harness.proposers.base",
     "Proposer": "spec_harness.proposers.base",
     "evaluate": "spec_harness.run",
     "load_run": "spec_harness.report.load",

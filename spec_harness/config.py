@@ -12,6 +12,7 @@ from spec_harness.errors import UserError
 from spec_harness.model_config import Count, DraftConfig, Group, TargetConfig, absolute
 from spec_harness.validation import Finite, Probability, Share, Temperature, Text
 
+LoggerKind = Literal["wandb", "csv"]
 _LARGEST = 2**31 - 1  # no count here comes near it; beyond, sizes would overflow
 
 
@@ -160,7 +161,7 @@ class TrainerConfig(Group):
 class LoggerConfig(Group):
     """Where the figures go besides the run's own files."""
 
-    kinds: list[Literal["wandb", "csv"]] = Field(default_factory=lambda: ["wandb"])
+    kinds: list[LoggerKind] = Field(default_factory=lambda: list[LoggerKind](["wandb"]))
     mode: Literal["online", "offline", "disabled"] = "offline"  # of W&B
     project: Text = "spec_harness"
     group: Text | None = None  # null: the sweep's directory, none for a single run

@@ -77,7 +77,8 @@ def run_name(config: Mapping[str, Any]) -> str | None:
     if proposal["kind"] == "none":
         return "no proposals"
     draft_name = Path(draft["path"]).name if draft.get("path") else draft.get("kind")
-    proposer = "n-gram" if proposal["kind"] == "ngram" else draft_name
+    modelless = {"ngram": "n-gram", "custom": str(proposal.get("_target_")).rpartition(".")[2]}
+    proposer = modelless.get(proposal["kind"], draft_name)
     return f"{proposer} k={proposal['max_proposal_len']} block={cache.get('block_size')}"
 
 

@@ -120,7 +120,7 @@ SKIPPED = {
     "draft_max": "at the draft's maximum length",
     "disabled": "disabled by batch size",
     "low_confidence": "draft not confident",
-    "no_match": "no n-gram match",
+    "no_match": "no match found",
 }
 
 
