@@ -82,8 +82,8 @@ def evaluate(
     length = 0 if max_proposal_len is None and proposal.get("kind") == "none" else max_proposal_len
     values["proposal"] = proposal if length is None else {**proposal, "max_proposal_len": length}
     config = validated(EvalConfig, values)
-    for section in (config.target, config.draft):
-        section.check_path()
+    for configured in (config.target, config.draft):
+        configured.check_path()
     if output_dir is None and config.logger.kinds:
         raise UserError("logger: loggers write into the run's directory; give an output_dir")
     with ExitStack() as borrowed:

@@ -23,7 +23,7 @@ def _answers(results: RunResults) -> Iterator[Line]:
     equality = results.integrity.baseline_equality
     if equality is not None and equality.fault:
         return
-    if results.proposal.num_drafts == 0:
+    if results.proposal.num_drafts == 0 and results.proposal.num_requests:  # else nothing had finished
         yield Line("Nothing was proposed: plain decoding by the target alone, no rates.", "caution")
     speedup = results.timing.speedup if results.timing else None
     if speedup is not None and speedup.value is not None:
