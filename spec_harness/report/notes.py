@@ -10,7 +10,15 @@ from spec_harness.metrics.bootstrap import MIN_REQUESTS
 from spec_harness.metrics.estimates import ratio_of_rounds
 from spec_harness.report.comparable import drafts_for_itself, section
 from spec_harness.report.formats import percent, plural
-from spec_harness.report.round_cost import FAR_OFF, SCORING, in_words, prediction_error, round_cost, spoken
+from spec_harness.report.round_cost import (
+    FAR_OFF,
+    SCORING,
+    in_words,
+    prediction_error,
+    round_cost,
+    spoken,
+    whole_prediction,
+)
 from spec_harness.report.tables import SKIPPED
 from spec_harness.requests import RequestRecord
 from spec_harness.results.schema import RunResults
@@ -161,12 +169,11 @@ def _prediction(results: RunResults) -> str | None:
     timing, error = results.timing, prediction_error(results)
     if timing is None or error is None or max(error, 1 / error) <= FAR_OFF:
         return None
-    prefill = 0.0 if timing.time_share is None else timing.time_share.prefill
+    whole = whole_prediction(timing)
     return (
-        f"Acceptance and step times predict {timing.predicted_speedup:.2f}x, but {timing.speedup.value:.2f}x was "
-        f"measured: more than prefill ({percent(prefill)} of time), which the prediction leaves out, accounts for. The "
-        "ends of the run, where fewer sequences run, are not in it either; or the machine's speed changed between the "
-        "two passes: repeat the run."
+        f"Acceptance and step times predict {timing.predicted_speedup:.2f}x for decoding alone, {whole:.2f}x with the "
+        f"prefill that both sides pay, but {timing.speedup.value:.2f}x was measured. The prediction leaves out the "
+        "ends of the run, where fewer sequences run; or the machine's speed changed between the two: repeat the run."
     )
 
 
