@@ -133,6 +133,9 @@ def test_the_next_turn_of_a_conversation_is_run_in_its_own_pass(target: LoadedMo
         def __init__(self) -> None:
             self.cut_short = set()
 
+        def restart(self) -> None:
+            """It remembers nothing."""
+
         def next_turn(self, run: str, record: RequestRecord) -> Request | None:
             if record.request_id != "r1" or record.turn == 2:
                 return None
