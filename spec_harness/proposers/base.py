@@ -92,30 +92,28 @@ class Proposer(ABC):
     def propose(self, context: ProposalContext) -> Proposals:
         """At most ``max_lens[b]`` tokens for each sequence; B rows in the order of ``sequences``."""
 
-    def admit(self, sequences: Sequence[SequenceMetadata]) -> None:  # noqa: B027
+    def admit(self, sequences: Sequence[SequenceMetadata]) -> None:
         """New sequences, before their prompts are run; one for each request, see ``fork``."""
 
-    def observe(  # noqa: B027
-        self, sequences: Sequence[SequenceMetadata], features: Sequence[TargetFeatures]
-    ) -> None:
+    def observe(self, sequences: Sequence[SequenceMetadata], features: Sequence[TargetFeatures]) -> None:
         """What the target has just computed of ``sequences``: their prompts, or their last tokens and the proposals."""
 
-    def commit(self, seq_id: int, tokens: Sequence[int]) -> None:  # noqa: B027
+    def commit(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence goes on with ``tokens``: what was accepted of the proposal and the target's own; or its first
         one, after the prompt."""
 
-    def rewind(self, seq_id: int, length: int) -> None:  # noqa: B027
+    def rewind(self, seq_id: int, length: int) -> None:
         """The sequence now has ``length`` tokens: whatever was computed or seen at position length - 1 and after is no
         longer valid."""
 
-    def preempt(self, seq_id: int) -> None:  # noqa: B027
+    def preempt(self, seq_id: int) -> None:
         """The sequence's KV is lost. Once it is back the target runs over all but its last token, and ``observe`` sees
         that, before it is to be proposed for. (Blocks that were swapped out come back as they were: no call.)"""
 
-    def finish(self, seq_id: int) -> None:  # noqa: B027
+    def finish(self, seq_id: int) -> None:
         """The sequence is complete; its id does not come back."""
 
-    def fork(self, parent: SequenceMetadata, children: Sequence[int]) -> None:  # noqa: B027
+    def fork(self, parent: SequenceMetadata, children: Sequence[int]) -> None:
         """The new sequences ``children`` go on from the prompt of ``parent``, just run, and share its blocks."""
 
     def num_computed_tokens(self, seq_id: int) -> int | None:
