@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from spec_harness.report.comparable import machine
 from spec_harness.report.compare import EQUAL, RATES, SPEED, Difference, changed_settings, is_repeat
 from spec_harness.report.formats import UNKNOWN
-from spec_harness.report.headline import distrust
+from spec_harness.report.headline import distrust, state
 from spec_harness.report.load import Run
 from spec_harness.report.pooled_baseline import pooled_baseline
 from spec_harness.report.table import Line, Table, Tone
@@ -26,6 +26,7 @@ def compare_headline(a: Run, b: Run, differences: Sequence[Difference]) -> list[
         _answer("Acceptance", by_name["acceptance_rate"], "{winner}'s proposals are accepted more often"),
         _answer("Tokens", by_name["tokens_per_target_pass"], "{winner} yields more tokens a pass of the target"),
         _speed(by_name[SPEED], a, b),
+        *(Line(f"{name}: {line.text}", line.tone) for name, run in (("A", a), ("B", b)) for line in state(run.results)),
         *distrust(a.results, "the figures of A"),
         *distrust(b.results, "the figures of B"),
     ]

@@ -18,7 +18,7 @@ def headline(results: RunResults) -> list[Line]:
 
 
 def _answers(results: RunResults) -> Iterator[Line]:
-    yield from _state(results)
+    yield from state(results)
     yield from distrust(results)
     equality = results.integrity.baseline_equality
     if equality is not None and equality.fault:
@@ -30,7 +30,7 @@ def _answers(results: RunResults) -> Iterator[Line]:
         yield _speed_verdict(speedup)
 
 
-def _state(results: RunResults) -> Iterator[Line]:
+def state(results: RunResults) -> Iterator[Line]:
     """What else than finished a run is."""
     finished = plural(results.proposal.num_requests, "request")
     if results.status == "failed":

@@ -276,6 +276,14 @@ def test_speeds_of_two_machines_are_not_compared(save_run: Save, tmp_path: Path)
     assert any("different machines" in note for note in compare_notes(a, b))
 
 
+def test_a_run_that_was_interrupted_is_marked(save_run: Save, tmp_path: Path) -> None:
+    a = load_run(save_run(tmp_path / "a", timing=timing(100.0)))
+    b = load_run(save_run(tmp_path / "b", timing=timing(900.0), status="interrupted"))
+    texts = [line.text for line in compare_headline(a, b, compare(a, b))]
+    assert [text for text in texts if "INTERRUPTED" in text] == [text for text in texts if text.startswith("B: ")]
+    assert any(text.startswith("B: INTERRUPTED") for text in texts)
+
+
 def test_other_code_is_no_repeat(save_run: Save, tmp_path: Path) -> None:
     """With equal settings any difference in speed was called the machine's, whatever had changed in the code."""
     a, b = (load_run(save_run(tmp_path / name, timing=timing(100.0))) for name in "ab")
