@@ -128,7 +128,7 @@ def test_an_engine_of_forty_lines_runs_to_a_results_json() -> None:
 
 def test_a_second_test_holds_the_same_conversations() -> None:
     """Later turns were not asked again."""
-    write_jsonl("turns.jsonl", [{"turns": ["def add(a, b):", "now sub", "and mul"]}])
+    write_jsonl(Path("turns.jsonl"), [{"turns": ["def add(a, b):", "now sub", "and mul"]}])
     evaluation = build(EvalConfig(sampling=SamplingConfig(max_new_tokens=4), data=DataConfig(path="turns.jsonl")))
     turns = []
     for _ in range(2):
