@@ -8,7 +8,7 @@ from spec_harness.report.comparable import SILENT, flatten, has_prefix
 from spec_harness.results.schema import RunResults
 
 # Keys that the proposer's label and the length already tell.
-_MAKERS = ("draft.config", "draft.seed", "draft.path")
+_MAKERS = ("draft.config", "draft.seed", "draft.path", "proposal._target_")
 _TOLD = (*_MAKERS, "draft.kind", "proposal.kind", "proposal.max_proposal_len")
 _SILENT = (*SILENT, "baseline", "integrity")  # and what changes no figure of a proposal
 
@@ -17,7 +17,7 @@ def labels(runs: Sequence[RunResults]) -> list[dict[str, Any]]:
     """The columns of a sweep's table that name a run, by name; see ``sweep.py``."""
     found = _labels(runs, _TOLD)
     unique = len({one["label"] for one in found}) == len(found)
-    # Drafts of one name, as random ones, are told apart by what makes them.
+    # Proposers of one name, as random drafts, are told apart by what makes them.
     return found if unique else _labels(runs, [key for key in _TOLD if key not in _MAKERS])
 
 

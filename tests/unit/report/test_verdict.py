@@ -1,6 +1,6 @@
 """What a sweep recommends, and how sure it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,6 +224,27 @@ def test_drafts_of_one_name_are_told_apart(save_run: Save, tmp_path: Path) -> No
     rows = load_sweep(tmp_path / "sweep").rows
     assert [row["label"] for row in rows] == ["hidden_size=32", "hidden_size=64"]
     assert len({row["series"] for row in rows}) == 2
+
+
+@pytest.mark.parametrize(
+    ("paths", "labels"),
+    [
+        (("mine.First", "mine.Second"), ["First, k=4", "Second, k=4"]),
+        (("mine.First", "other.First"), ["_target_=mine.First", "_target_=other.First"]),
+    ],
+)
+def test_classes_of_one_s_own_are_told_apart(
+    paths: Sequence[str], labels: Sequence[str], save_run: Save, tmp_path: Path
+) -> None:
+    """Their paths stood in the tables where their labels were enough."""
+    for job, path in enumerate(paths):
+        settings = config(proposal__kind="custom")
+        settings["proposal"]["_target_"] = path
+        own = ProposerIdentity(name=path, label=path.rpartition(".")[2])
+        source = provenance_of(drafted=False).model_copy(update={"proposer": own})
+        save_run(tmp_path / "sweep" / str(job), config=settings, provenance=source)
+    rows = load_sweep(tmp_path / "sweep").rows
+    assert [row["label"] for row in rows] == labels
 
 
 def test_plain_decoding_is_pooled_only_where_it_was_the_same_work(sweep: Callable[..., Sweep]) -> None:
