@@ -125,7 +125,7 @@ class SpecDecodeEvalModule(LightningModule):
             callback.on_engine_step(self.trainer, self, run)
 
     def _listeners(self) -> list[EvalCallback]:
-        return [callback for callback in self.trainer.callbacks if isinstance(callback, EvalCallback)]  # type: ignore[attr-defined]
+        return [callback for callback in self.trainer.callbacks if isinstance(callback, EvalCallback)]  # type: ignore[attr-defined]  # untyped there
 
     def _tell(self, phase: Phase) -> None:
         for callback in self._listeners():
